@@ -1,0 +1,250 @@
+"""Between generated protobuf messages and our own types. Nothing else touches both.
+
+From the wire, everything is checked: a message that does not make sense raises InvalidRequest.
+"""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+from meshnet.directive import Directive, DirectiveKind, DirectiveState
+from meshnet.errors import InvalidRequest
+from meshnet.model import LayerRange, ModelManifest, Quantization, WeightBytes, check_model_id
+from meshnet.topology import Coverage, DeployedModel, Hop, Node, Shard, ShardState, Topology, check_node_id
+from meshnet.v1 import admin_pb2, common_pb2, tracker_pb2
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+QUANTIZATION = {
+    Quantization.BFLOAT16: common_pb2.QUANTIZATION_BFLOAT16,
+    Quantization.INT8: common_pb2.QUANTIZATION_INT8,
+    Quantization.NF4: common_pb2.QUANTIZATION_NF4,
+    Quantization.FLOAT32: common_pb2.QUANTIZATION_FLOAT32,
+}
+SHARD_STATE = {
+    ShardState.LOADING: common_pb2.SHARD_STATE_LOADING,
+    ShardState.READY: common_pb2.SHARD_STATE_READY,
+}
+DIRECTIVE_KIND = {
+    DirectiveKind.LOAD_SHARD: tracker_pb2.DIRECTIVE_KIND_LOAD_SHARD,
+    DirectiveKind.DROP_SHARD: tracker_pb2.DIRECTIVE_KIND_DROP_SHARD,
+}
+DIRECTIVE_STATE = {
+    DirectiveState.PENDING: tracker_pb2.DIRECTIVE_STATE_PENDING,
+    DirectiveState.ACCEPTED: tracker_pb2.DIRECTIVE_STATE_ACCEPTED,
+    DirectiveState.LOADING: tracker_pb2.DIRECTIVE_STATE_LOADING,
+    DirectiveState.READY: tracker_pb2.DIRECTIVE_STATE_READY,
+    DirectiveState.DROPPED: tracker_pb2.DIRECTIVE_STATE_DROPPED,
+    DirectiveState.FAILED: tracker_pb2.DIRECTIVE_STATE_FAILED,
+}
+
+
+def _key(table: dict[K, V], value: V, what: str) -> K:
+    for key, other in table.items():
+        if other == value:
+            return key
+    raise InvalidRequest(f"{what} is not set, or is newer than this software")
+
+
+def layers_to_proto(layers: LayerRange) -> common_pb2.LayerRange:
+    return common_pb2.LayerRange(start=layers.start, end=layers.end)
+
+
+def layers_from_proto(message: common_pb2.LayerRange) -> LayerRange:
+    return LayerRange(message.start, message.end)
+
+
+def weights_to_proto(weights: WeightBytes) -> common_pb2.WeightBytes:
+    return common_pb2.WeightBytes(
+        bfloat16=weights.bfloat16, int8=weights.int8, nf4=weights.nf4, float32=weights.float32
+    )
+
+
+def weights_from_proto(message: common_pb2.WeightBytes) -> WeightBytes:
+    return WeightBytes(message.bfloat16, message.int8, message.nf4, message.float32)
+
+
+def manifest_to_proto(manifest: ModelManifest) -> common_pb2.ModelManifest:
+    return common_pb2.ModelManifest(
+        model_id=manifest.model_id,
+        revision=manifest.revision,
+        architecture=manifest.architecture,
+        hidden_size=manifest.hidden_size,
+        vocab_size=manifest.vocab_size,
+        context_length=manifest.context_length,
+        layers=[weights_to_proto(layer) for layer in manifest.layers],
+        entry=weights_to_proto(manifest.entry),
+        kv_bytes_per_token=manifest.kv_bytes_per_token,
+    )
+
+
+def manifest_from_proto(message: common_pb2.ModelManifest) -> ModelManifest:
+    if not message.layers or not message.hidden_size or not message.vocab_size or not message.context_length:
+        raise InvalidRequest(f"the manifest of model {message.model_id!r} is incomplete")
+    return ModelManifest(
+        model_id=check_model_id(message.model_id),
+        revision=message.revision,
+        architecture=message.architecture,
+        hidden_size=message.hidden_size,
+        vocab_size=message.vocab_size,
+        context_length=message.context_length,
+        layers=tuple(weights_from_proto(layer) for layer in message.layers),
+        entry=weights_from_proto(message.entry),
+        kv_bytes_per_token=message.kv_bytes_per_token,
+    )
+
+
+def shard_to_proto(shard: Shard) -> common_pb2.Shard:
+    return common_pb2.Shard(
+        model_id=shard.model_id,
+        layers=layers_to_proto(shard.layers),
+        quantization=QUANTIZATION[shard.quantization],
+        state=SHARD_STATE[shard.state],
+        bytes_done=shard.bytes_done,
+        bytes_total=shard.bytes_total,
+    )
+
+
+def shard_from_proto(message: common_pb2.Shard) -> Shard:
+    return Shard(
+        model_id=check_model_id(message.model_id),
+        layers=layers_from_proto(message.layers),
+        quantization=_key(QUANTIZATION, message.quantization, "a shard's quantization"),
+        state=_key(SHARD_STATE, message.state, "a shard's state"),
+        bytes_done=message.bytes_done,
+        bytes_total=message.bytes_total,
+    )
+
+
+def node_to_proto(node: Node) -> common_pb2.Node:
+    return common_pb2.Node(
+        node_id=node.node_id,
+        forward_address=node.forward_address,
+        grpc_address=node.grpc_address,
+        stub=node.stub,
+        tracker_node=node.tracker_node,
+        vram_bytes=node.vram_bytes,
+        quantization=QUANTIZATION[node.quantization],
+        shards=[shard_to_proto(shard) for shard in node.shards],
+        available_models=sorted(node.available_models),
+        num_sessions=node.num_sessions,
+        resident_bytes=node.resident_bytes,
+        kv_tokens_free=node.kv_tokens_free,
+        software_version=node.software_version,
+        device=node.device,
+        alive=node.alive,
+    )
+
+
+def node_from_proto(message: common_pb2.Node) -> Node:
+    return Node(
+        node_id=check_node_id(message.node_id),
+        forward_address=message.forward_address,
+        grpc_address=message.grpc_address,
+        vram_bytes=message.vram_bytes,
+        quantization=_key(QUANTIZATION, message.quantization, "a node's quantization"),
+        shards=tuple(shard_from_proto(shard) for shard in message.shards),
+        available_models=frozenset(check_model_id(model_id) for model_id in message.available_models),
+        stub=message.stub,
+        tracker_node=message.tracker_node,
+        num_sessions=message.num_sessions,
+        resident_bytes=message.resident_bytes,
+        kv_tokens_free=message.kv_tokens_free,
+        software_version=message.software_version,
+        device=message.device,
+        alive=message.alive,
+    )
+
+
+def model_to_proto(model: DeployedModel) -> common_pb2.DeployedModel:
+    return common_pb2.DeployedModel(
+        manifest=manifest_to_proto(model.manifest), kv_tokens=model.kv_tokens, priority=model.priority
+    )
+
+
+def model_from_proto(message: common_pb2.DeployedModel) -> DeployedModel:
+    return DeployedModel(manifest_from_proto(message.manifest), message.kv_tokens, message.priority)
+
+
+def topology_to_proto(topology: Topology) -> common_pb2.Topology:
+    return common_pb2.Topology(
+        version=topology.version,
+        nodes=[node_to_proto(node) for _, node in sorted(topology.nodes.items())],
+        models=[model_to_proto(model) for _, model in sorted(topology.models.items())],
+    )
+
+
+def topology_from_proto(message: common_pb2.Topology) -> Topology:
+    nodes = [node_from_proto(node) for node in message.nodes]
+    models = [model_from_proto(model) for model in message.models]
+    return Topology(
+        version=message.version,
+        nodes={node.node_id: node for node in nodes},
+        models={model.model_id: model for model in models},
+    )
+
+
+def directive_to_proto(directive: Directive) -> tracker_pb2.Directive:
+    return tracker_pb2.Directive(
+        directive_id=directive.directive_id,
+        node_id=directive.node_id,
+        kind=DIRECTIVE_KIND[directive.kind],
+        model_id=directive.model_id,
+        layers=layers_to_proto(directive.layers),
+        quantization=QUANTIZATION[directive.quantization],
+        revision=directive.revision,
+        kv_tokens=directive.kv_tokens,
+        plan_version=directive.plan_version,
+        reason=directive.reason,
+        state=DIRECTIVE_STATE[directive.state],
+        bytes_done=directive.bytes_done,
+        bytes_total=directive.bytes_total,
+        failure=directive.failure,
+    )
+
+
+def directive_from_proto(message: tracker_pb2.Directive) -> Directive:
+    return Directive(
+        directive_id=message.directive_id,
+        node_id=message.node_id,
+        kind=_key(DIRECTIVE_KIND, message.kind, "a directive's kind"),
+        model_id=check_model_id(message.model_id),
+        layers=layers_from_proto(message.layers),
+        quantization=_key(QUANTIZATION, message.quantization, "a directive's quantization"),
+        revision=message.revision,
+        kv_tokens=message.kv_tokens,
+        plan_version=message.plan_version,
+        reason=message.reason,
+        state=directive_state_from_proto(message.state),
+        bytes_done=message.bytes_done,
+        bytes_total=message.bytes_total,
+        failure=message.failure,
+    )
+
+
+def directive_state_from_proto(state: tracker_pb2.DirectiveState) -> DirectiveState:
+    return _key(DIRECTIVE_STATE, state, "a directive's state")
+
+
+def coverage_to_proto(coverage: Coverage, shortfall: str = "") -> admin_pb2.ModelCoverage:
+    return admin_pb2.ModelCoverage(
+        model_id=coverage.model_id,
+        num_layers=coverage.spans[-1].layers.end,
+        spans=[
+            admin_pb2.CoverageSpan(
+                layers=layers_to_proto(span.layers), ready_node_ids=span.ready, loading_node_ids=span.loading
+            )
+            for span in coverage.spans
+        ],
+        missing=[layers_to_proto(layers) for layers in coverage.missing],
+        complete=coverage.complete,
+        shortfall=shortfall,
+    )
+
+
+def route_to_proto(model_id: str, hops: tuple[Hop, ...]) -> admin_pb2.Route:
+    return admin_pb2.Route(
+        model_id=model_id,
+        hops=[admin_pb2.Hop(node_id=hop.node_id, layers=layers_to_proto(hop.layers)) for hop in hops],
+    )

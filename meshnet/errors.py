@@ -1,0 +1,137 @@
+"""The errors of meshnet, as one tree.
+
+::
+
+    MeshnetError
+    ├── InvalidRequest          the caller must change the request (400)
+    │   ├── BadFrame            a frame breaks the wire format
+    │   └── WireVersionMismatch the frame is of another wire version
+    ├── UnknownModel            no such model here (404)
+    ├── PositionMismatch        the KV cache is shorter than the frame's position (409)
+    ├── FrameTooLarge           the body is over the node's limit (413)
+    ├── WrongLayers             the layers asked for are not held here (421)
+    ├── Busy                    try again later or elsewhere
+    │   ├── KvFull              no room in the KV cache (429)
+    │   └── Draining            the node is leaving (503)
+    ├── MissingLayers           no node serves some layers of the model (503)
+    ├── HopFailure              a hop behind this one failed; names the node
+    │   ├── NextHopFailed       refused, reset, or answered nonsense (502)
+    │   └── NextHopTimeout      no answer within the deadline (504)
+    ├── LoadFailed              a shard could not be loaded; the reason is for people
+    └── Unregistered            the tracker does not know this node or incarnation
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from meshnet.model import LayerRange
+
+
+class MeshnetError(Exception):
+    """Base of all. `code` is the stable name on every wire, `status` the HTTP status."""
+
+    code: ClassVar[str] = "internal"
+    status: ClassVar[int] = 500
+
+
+class InvalidRequest(MeshnetError):
+    code = "invalid_request"
+    status = 400
+
+
+class BadFrame(InvalidRequest):
+    code = "bad_frame"
+
+
+class WireVersionMismatch(InvalidRequest):
+    code = "wire_version"
+
+
+class UnknownModel(MeshnetError):
+    code = "unknown_model"
+    status = 404
+
+
+class PositionMismatch(MeshnetError):
+    """`cached_length` is the number of tokens that the session has cached here."""
+
+    code = "position"
+    status = 409
+
+    def __init__(self, message: str, cached_length: int) -> None:
+        super().__init__(message)
+        self.cached_length = cached_length
+
+
+class FrameTooLarge(MeshnetError):
+    code = "frame_too_large"
+    status = 413
+
+
+class WrongLayers(MeshnetError):
+    code = "wrong_layers"
+    status = 421
+
+
+class Busy(MeshnetError):
+    """`retry_after` is in seconds."""
+
+    code = "busy"
+    status = 503
+
+    def __init__(self, message: str, retry_after: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class KvFull(Busy):
+    code = "kv_full"
+    status = 429
+
+
+class Draining(Busy):
+    code = "draining"
+
+
+class MissingLayers(MeshnetError):
+    """`missing` are the layer ranges that no node serves."""
+
+    code = "missing_layers"
+    status = 503
+
+    def __init__(self, model_id: str, missing: Sequence[LayerRange]) -> None:
+        self.model_id = model_id
+        self.missing = tuple(missing)
+        ranges = ", ".join(str(layers) for layers in self.missing) or "no connected route"
+        super().__init__(f"model {model_id!r} is not fully served: missing layers {ranges}")
+
+
+class HopFailure(MeshnetError):
+    """`node_id` is the node that failed, wherever on the route it is."""
+
+    def __init__(self, message: str, node_id: str) -> None:
+        super().__init__(message)
+        self.node_id = node_id
+
+
+class NextHopFailed(HopFailure):
+    code = "next_hop_failed"
+    status = 502
+
+
+class NextHopTimeout(HopFailure):
+    code = "next_hop_timeout"
+    status = 504
+
+
+class LoadFailed(MeshnetError):
+    code = "load_failed"
+
+
+class Unregistered(MeshnetError):
+    code = "unregistered"
+    status = 404

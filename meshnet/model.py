@@ -1,0 +1,119 @@
+"""What a model is to the mesh: its layers, what they weigh, and how a node may store them."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+
+from meshnet.errors import InvalidRequest
+
+MODEL_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
+
+
+class Quantization(StrEnum):
+    """How a node stores the weights of its shards. Activations are bfloat16 whatever this is."""
+
+    BFLOAT16 = "bfloat16"
+    INT8 = "int8"
+    NF4 = "nf4"
+    FLOAT32 = "float32"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class LayerRange:
+    """Layers `[start, end)`, never empty."""
+
+    start: int
+    end: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.start < self.end:
+            raise InvalidRequest(f"layers {self.start}-{self.end} are not a range: 0 <= start < end must hold")
+
+    def __len__(self) -> int:
+        return self.end - self.start
+
+    def __str__(self) -> str:
+        return f"{self.start}-{self.end}"
+
+    def __contains__(self, other: object) -> bool:
+        """Whether a layer, or all layers of another range, lie in this one."""
+        if isinstance(other, LayerRange):
+            return self.start <= other.start and other.end <= self.end
+        return isinstance(other, int) and self.start <= other < self.end
+
+    def overlaps(self, other: LayerRange) -> bool:
+        return self.start < other.end and other.start < self.end
+
+    @property
+    def layers(self) -> range:
+        return range(self.start, self.end)
+
+
+def merge_layers(layers: set[int] | frozenset[int]) -> tuple[LayerRange, ...]:
+    """The fewest ranges that hold exactly these layers, in order."""
+    ranges: list[LayerRange] = []
+    start: int | None = None
+    for layer in sorted(layers):
+        if start is None:
+            start = layer
+        if layer + 1 not in layers:
+            ranges.append(LayerRange(start, layer + 1))
+            start = None
+    return tuple(ranges)
+
+
+@dataclass(frozen=True, slots=True)
+class WeightBytes:
+    """Bytes that the same weights take at each quantization, scales included."""
+
+    bfloat16: int
+    int8: int
+    nf4: int
+    float32: int
+
+    def at(self, quantization: Quantization) -> int:
+        size: int = getattr(self, quantization.value)
+        return size
+
+
+@dataclass(frozen=True, slots=True)
+class ModelManifest:
+    """A model as the headers of its weight files describe it.
+
+    `layers` has one entry a layer, in order. `entry` is what a shard that starts at layer 0 pays on top:
+    embedding, final norm and LM head. `kv_bytes_per_token` is for one token in one layer.
+    """
+
+    model_id: str
+    revision: str
+    architecture: str
+    hidden_size: int
+    vocab_size: int
+    context_length: int
+    layers: tuple[WeightBytes, ...]
+    entry: WeightBytes
+    kv_bytes_per_token: int
+
+    @property
+    def num_layers(self) -> int:
+        return len(self.layers)
+
+    @property
+    def all_layers(self) -> LayerRange:
+        return LayerRange(0, self.num_layers)
+
+    def weight_bytes(self, layers: LayerRange, quantization: Quantization) -> int:
+        """Weight bytes of a shard, with the entry weights if it starts at layer 0."""
+        size = sum(self.layers[layer].at(quantization) for layer in layers.layers)
+        return size + (self.entry.at(quantization) if layers.start == 0 else 0)
+
+
+def check_model_id(model_id: str) -> str:
+    """The id itself, if it is one: a plain name, never a path. Raises InvalidRequest."""
+    if not MODEL_ID.fullmatch(model_id):
+        raise InvalidRequest(
+            f"{model_id!r} is not a model id: use up to 96 of A-Z a-z 0-9 . _ - and begin with a letter or digit"
+        )
+    return model_id

@@ -1,0 +1,155 @@
+"""Who is here and who holds what, as the tracker tells it to everyone."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from meshnet.errors import InvalidRequest
+from meshnet.model import LayerRange, ModelManifest, Quantization, merge_layers
+
+NODE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
+
+class ShardState(StrEnum):
+    LOADING = "loading"
+    READY = "ready"
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """Layers `[start, end)` of one model at one quantization on one node. Bytes are of weights."""
+
+    model_id: str
+    layers: LayerRange
+    quantization: Quantization
+    state: ShardState
+    bytes_done: int = 0
+    bytes_total: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A node as it describes itself. Addresses are `host:port`; `vram_bytes` is all that it lends."""
+
+    node_id: str
+    forward_address: str
+    grpc_address: str
+    vram_bytes: int
+    quantization: Quantization
+    shards: tuple[Shard, ...] = ()
+    available_models: frozenset[str] = frozenset()
+    stub: bool = False
+    tracker_node: bool = False
+    num_sessions: int = 0
+    resident_bytes: int = 0
+    kv_tokens_free: int = 0
+    software_version: str = ""
+    device: str = "cpu"
+    alive: bool = True
+
+    def layers(self, model_id: str, *states: ShardState) -> frozenset[int]:
+        """Layers of a model that the node holds in one of the states (READY unless told otherwise)."""
+        wanted = states or (ShardState.READY,)
+        return frozenset(
+            layer
+            for shard in self.shards
+            if shard.model_id == model_id and shard.state in wanted
+            for layer in shard.layers.layers
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class DeployedModel:
+    """A model that the mesh has been asked to serve.
+
+    `kv_tokens` is what the KV cache of every shard must have room for. Models with a higher `priority` are placed
+    first when capacity is short.
+    """
+
+    manifest: ModelManifest
+    kv_tokens: int
+    priority: int = 0
+
+    @property
+    def model_id(self) -> str:
+        return self.manifest.model_id
+
+
+@dataclass(frozen=True, slots=True)
+class Hop:
+    """One stop of a route: a node and the layers that it runs there."""
+
+    node_id: str
+    layers: LayerRange
+
+    def __str__(self) -> str:
+        return f"{self.node_id}:{self.layers}"
+
+
+@dataclass(frozen=True, slots=True)
+class CoverageSpan:
+    """Consecutive layers that the same nodes hold."""
+
+    layers: LayerRange
+    ready: tuple[str, ...]
+    loading: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Coverage:
+    """The coverage map of one model: spans in layer order that are together all its layers."""
+
+    model_id: str
+    spans: tuple[CoverageSpan, ...]
+
+    @property
+    def missing(self) -> tuple[LayerRange, ...]:
+        """Layers that no node serves, as the fewest ranges."""
+        return merge_layers({layer for span in self.spans if not span.ready for layer in span.layers.layers})
+
+    @property
+    def complete(self) -> bool:
+        return not self.missing
+
+
+@dataclass(frozen=True, slots=True)
+class Topology:
+    """A snapshot. `version` grows with every change."""
+
+    version: int = 0
+    nodes: dict[str, Node] = field(default_factory=dict)
+    models: dict[str, DeployedModel] = field(default_factory=dict)
+
+    def coverage(self, model_id: str) -> Coverage:
+        """The coverage map of a deployed model. Raises KeyError for any other."""
+        ready = {node_id: node.layers(model_id) for node_id, node in sorted(self.nodes.items())}
+        loading = {i: node.layers(model_id, ShardState.LOADING) for i, node in sorted(self.nodes.items())}
+        holders = [
+            (
+                tuple(node_id for node_id, layers in ready.items() if layer in layers),
+                tuple(node_id for node_id, layers in loading.items() if layer in layers),
+            )
+            for layer in self.models[model_id].manifest.all_layers.layers
+        ]
+        spans: list[CoverageSpan] = []
+        start = 0
+        for layer, held in enumerate(holders):
+            if layer + 1 == len(holders) or holders[layer + 1] != held:
+                spans.append(CoverageSpan(LayerRange(start, layer + 1), *held))
+                start = layer + 1
+        return Coverage(model_id, tuple(spans))
+
+    def entry_nodes(self, model_id: str) -> tuple[Node, ...]:
+        """Nodes that serve layer 0 of the model, by id."""
+        return tuple(node for _, node in sorted(self.nodes.items()) if 0 in node.layers(model_id))
+
+
+def check_node_id(node_id: str) -> str:
+    """The id itself, if it is one. Raises InvalidRequest."""
+    if not NODE_ID.fullmatch(node_id):
+        raise InvalidRequest(
+            f"{node_id!r} is not a node id: use up to 64 of A-Z a-z 0-9 . _ - and begin with a letter or digit"
+        )
+    return node_id

@@ -1,0 +1,147 @@
+from meshnet.v1 import common_pb2 as _common_pb2
+from meshnet.v1 import tracker_pb2 as _tracker_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class ListNodesRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListNodesResponse(_message.Message):
+    __slots__ = ("nodes",)
+    NODES_FIELD_NUMBER: _ClassVar[int]
+    nodes: _containers.RepeatedCompositeFieldContainer[_common_pb2.Node]
+    def __init__(self, nodes: _Optional[_Iterable[_Union[_common_pb2.Node, _Mapping]]] = ...) -> None: ...
+
+class ListModelsRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class KnownModel(_message.Message):
+    __slots__ = ("manifest", "deployed", "node_ids")
+    MANIFEST_FIELD_NUMBER: _ClassVar[int]
+    DEPLOYED_FIELD_NUMBER: _ClassVar[int]
+    NODE_IDS_FIELD_NUMBER: _ClassVar[int]
+    manifest: _common_pb2.ModelManifest
+    deployed: bool
+    node_ids: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, manifest: _Optional[_Union[_common_pb2.ModelManifest, _Mapping]] = ..., deployed: _Optional[bool] = ..., node_ids: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class ListModelsResponse(_message.Message):
+    __slots__ = ("models",)
+    MODELS_FIELD_NUMBER: _ClassVar[int]
+    models: _containers.RepeatedCompositeFieldContainer[KnownModel]
+    def __init__(self, models: _Optional[_Iterable[_Union[KnownModel, _Mapping]]] = ...) -> None: ...
+
+class GetCoverageRequest(_message.Message):
+    __slots__ = ("model_id",)
+    MODEL_ID_FIELD_NUMBER: _ClassVar[int]
+    model_id: str
+    def __init__(self, model_id: _Optional[str] = ...) -> None: ...
+
+class CoverageSpan(_message.Message):
+    __slots__ = ("layers", "ready_node_ids", "loading_node_ids")
+    LAYERS_FIELD_NUMBER: _ClassVar[int]
+    READY_NODE_IDS_FIELD_NUMBER: _ClassVar[int]
+    LOADING_NODE_IDS_FIELD_NUMBER: _ClassVar[int]
+    layers: _common_pb2.LayerRange
+    ready_node_ids: _containers.RepeatedScalarFieldContainer[str]
+    loading_node_ids: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, layers: _Optional[_Union[_common_pb2.LayerRange, _Mapping]] = ..., ready_node_ids: _Optional[_Iterable[str]] = ..., loading_node_ids: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class ModelCoverage(_message.Message):
+    __slots__ = ("model_id", "num_layers", "spans", "missing", "complete", "shortfall")
+    MODEL_ID_FIELD_NUMBER: _ClassVar[int]
+    NUM_LAYERS_FIELD_NUMBER: _ClassVar[int]
+    SPANS_FIELD_NUMBER: _ClassVar[int]
+    MISSING_FIELD_NUMBER: _ClassVar[int]
+    COMPLETE_FIELD_NUMBER: _ClassVar[int]
+    SHORTFALL_FIELD_NUMBER: _ClassVar[int]
+    model_id: str
+    num_layers: int
+    spans: _containers.RepeatedCompositeFieldContainer[CoverageSpan]
+    missing: _containers.RepeatedCompositeFieldContainer[_common_pb2.LayerRange]
+    complete: bool
+    shortfall: str
+    def __init__(self, model_id: _Optional[str] = ..., num_layers: _Optional[int] = ..., spans: _Optional[_Iterable[_Union[CoverageSpan, _Mapping]]] = ..., missing: _Optional[_Iterable[_Union[_common_pb2.LayerRange, _Mapping]]] = ..., complete: _Optional[bool] = ..., shortfall: _Optional[str] = ...) -> None: ...
+
+class GetCoverageResponse(_message.Message):
+    __slots__ = ("models",)
+    MODELS_FIELD_NUMBER: _ClassVar[int]
+    models: _containers.RepeatedCompositeFieldContainer[ModelCoverage]
+    def __init__(self, models: _Optional[_Iterable[_Union[ModelCoverage, _Mapping]]] = ...) -> None: ...
+
+class ListRoutesRequest(_message.Message):
+    __slots__ = ("model_id",)
+    MODEL_ID_FIELD_NUMBER: _ClassVar[int]
+    model_id: str
+    def __init__(self, model_id: _Optional[str] = ...) -> None: ...
+
+class Hop(_message.Message):
+    __slots__ = ("node_id", "layers")
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    LAYERS_FIELD_NUMBER: _ClassVar[int]
+    node_id: str
+    layers: _common_pb2.LayerRange
+    def __init__(self, node_id: _Optional[str] = ..., layers: _Optional[_Union[_common_pb2.LayerRange, _Mapping]] = ...) -> None: ...
+
+class Route(_message.Message):
+    __slots__ = ("model_id", "hops")
+    MODEL_ID_FIELD_NUMBER: _ClassVar[int]
+    HOPS_FIELD_NUMBER: _ClassVar[int]
+    model_id: str
+    hops: _containers.RepeatedCompositeFieldContainer[Hop]
+    def __init__(self, model_id: _Optional[str] = ..., hops: _Optional[_Iterable[_Union[Hop, _Mapping]]] = ...) -> None: ...
+
+class ListRoutesResponse(_message.Message):
+    __slots__ = ("routes",)
+    ROUTES_FIELD_NUMBER: _ClassVar[int]
+    routes: _containers.RepeatedCompositeFieldContainer[Route]
+    def __init__(self, routes: _Optional[_Iterable[_Union[Route, _Mapping]]] = ...) -> None: ...
+
+class DeployModelRequest(_message.Message):
+    __slots__ = ("model_id", "kv_tokens", "priority")
+    MODEL_ID_FIELD_NUMBER: _ClassVar[int]
+    KV_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    model_id: str
+    kv_tokens: int
+    priority: int
+    def __init__(self, model_id: _Optional[str] = ..., kv_tokens: _Optional[int] = ..., priority: _Optional[int] = ...) -> None: ...
+
+class DeployModelResponse(_message.Message):
+    __slots__ = ("model", "directives", "shortfall")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    DIRECTIVES_FIELD_NUMBER: _ClassVar[int]
+    SHORTFALL_FIELD_NUMBER: _ClassVar[int]
+    model: _common_pb2.DeployedModel
+    directives: _containers.RepeatedCompositeFieldContainer[_tracker_pb2.Directive]
+    shortfall: str
+    def __init__(self, model: _Optional[_Union[_common_pb2.DeployedModel, _Mapping]] = ..., directives: _Optional[_Iterable[_Union[_tracker_pb2.Directive, _Mapping]]] = ..., shortfall: _Optional[str] = ...) -> None: ...
+
+class UndeployModelRequest(_message.Message):
+    __slots__ = ("model_id",)
+    MODEL_ID_FIELD_NUMBER: _ClassVar[int]
+    model_id: str
+    def __init__(self, model_id: _Optional[str] = ...) -> None: ...
+
+class UndeployModelResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListDirectivesRequest(_message.Message):
+    __slots__ = ("node_id",)
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    node_id: str
+    def __init__(self, node_id: _Optional[str] = ...) -> None: ...
+
+class ListDirectivesResponse(_message.Message):
+    __slots__ = ("directives",)
+    DIRECTIVES_FIELD_NUMBER: _ClassVar[int]
+    directives: _containers.RepeatedCompositeFieldContainer[_tracker_pb2.Directive]
+    def __init__(self, directives: _Optional[_Iterable[_Union[_tracker_pb2.Directive, _Mapping]]] = ...) -> None: ...

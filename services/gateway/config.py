@@ -1,0 +1,30 @@
+"""What a gateway process is told when it starts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from meshnet.model_files import ModelFiles
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayConfig:
+    """`tracker` is `host:port`; times are in seconds.
+
+    `models` are the models whose tokenizer files are at hand. `request_timeout` bounds one whole generation;
+    `write_timeout` is how long a client may leave what it was sent unread.
+    """
+
+    tracker: str
+    host: str
+    port: int
+    models: Mapping[str, ModelFiles]
+    request_timeout: float = 600.0
+    write_timeout: float = 30.0
+    # Longer than clients keep idle connections in their pools, so that it is never the server that closes first.
+    keep_alive_timeout: float = 120.0
+    body_timeout: float = 60.0
+    shutdown_timeout: float = 1.0
+    max_body_bytes: int = 32 * 1024 * 1024
+    max_requests_in_flight: int = 512

@@ -1,0 +1,40 @@
+"""Which entry node a generation goes to."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from meshnet.errors import MissingLayers, UnknownModel
+from meshnet.routing import find_route
+from meshnet.topology import DeployedModel, Node, Topology
+
+
+def deployed_model(topology: Topology, model_id: str) -> DeployedModel:
+    """Raises UnknownModel, with the models that there are."""
+    model = topology.models.get(model_id)
+    if model is None:
+        known = ", ".join(sorted(topology.models)) or "none"
+        raise UnknownModel(f"The model {model_id!r} does not exist. Models of this mesh: {known}.")
+    return model
+
+
+def pick_entry(topology: Topology, model_id: str, turn: int, avoid: Collection[str] = ()) -> Node | None:
+    """The entry node with a whole route and the fewest sessions; between equals they take turns.
+
+    None if `avoid` leaves no entry node to try. Raises MissingLayers if the model has no whole route.
+    """
+    routed = [node for node in topology.entry_nodes(model_id) if _has_route(topology, model_id, node)]
+    if not routed:
+        raise MissingLayers(model_id, topology.coverage(model_id).missing)
+    allowed = [node for node in routed if node.node_id not in avoid]
+    fewest = min((node.num_sessions for node in allowed), default=0)
+    equals = [node for node in allowed if node.num_sessions == fewest]
+    return equals[turn % len(equals)] if equals else None
+
+
+def _has_route(topology: Topology, model_id: str, entry: Node) -> bool:
+    try:
+        find_route(topology, model_id, entry.node_id)
+    except MissingLayers:
+        return False
+    return True

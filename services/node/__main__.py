@@ -1,0 +1,176 @@
+"""`meshnet node`: lends this machine's memory to a mesh."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from pathlib import Path
+from typing import Annotated
+
+import psutil
+import typer
+
+from meshnet.addresses import WILDCARD_HOSTS, split_address
+from meshnet.errors import InvalidRequest, MeshnetError
+from meshnet.model import ModelManifest, Quantization
+from meshnet.model_files import ModelFiles, locate_models
+from meshnet.service import configure_logging, run_until_stopped
+from meshnet.sizes import format_size, parse_size
+from meshnet.topology import check_node_id
+from meshnet.wire import Encoding
+from services.node.config import NodeConfig
+from services.node.manifest import read_manifest
+from services.node.node import NodeServer
+from services.node.stub import StubExecutor
+from services.node.work import Executor
+
+log = logging.getLogger("meshnet.node")
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command(name="node")
+def main(
+    tracker: Annotated[
+        str, typer.Option(help="Tracker to join, HOST:PORT.", envvar="MESHNET_TRACKER")
+    ] = "127.0.0.1:7700",
+    model: Annotated[
+        list[str] | None,
+        typer.Option(help="Weight files: ID=PATH or PATH of a Hugging Face directory or a GGUF file. Repeatable."),
+    ] = None,
+    models: Annotated[
+        Path | None, typer.Option(help="Folder whose entries are models.", envvar="MESHNET_MODELS")
+    ] = None,
+    vram: Annotated[
+        str | None,
+        typer.Option(
+            help="Memory to lend, for weights, KV cache and workspace together: 8GiB, 500MB. "
+            "Default: half of what is free.",
+            envvar="MESHNET_VRAM",
+        ),
+    ] = None,
+    quantization: Annotated[
+        Quantization, typer.Option(help="How to store weights.", envvar="MESHNET_QUANTIZATION")
+    ] = Quantization.BFLOAT16,
+    device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.", envvar="MESHNET_DEVICE")] = "cpu",
+    threads: Annotated[
+        int | None,
+        typer.Option(help="CPU threads for the layers. Default: all cores.", min=1, envvar="MESHNET_THREADS"),
+    ] = None,
+    listen: Annotated[
+        str, typer.Option(help="Address for frames (HTTP), HOST:PORT; port 0 is any free one.", envvar="MESHNET_LISTEN")
+    ] = "127.0.0.1:7710",
+    grpc_listen: Annotated[
+        str | None,
+        typer.Option(help="Address for prompts (gRPC). Default: the next port.", envvar="MESHNET_GRPC_LISTEN"),
+    ] = None,
+    advertise: Annotated[
+        str | None,
+        typer.Option(
+            help="Host name or address by which other machines reach this one. Default: the one it listens at.",
+            envvar="MESHNET_ADVERTISE",
+        ),
+    ] = None,
+    node_id: Annotated[
+        str | None, typer.Option(help="Name of this node. Default: host name and port.", envvar="MESHNET_NODE_ID")
+    ] = None,
+    compression: Annotated[
+        Encoding | None, typer.Option(help="Compress frames to other nodes; pays below about 0.7 Gbit/s.")
+    ] = None,
+    tracker_node: Annotated[
+        bool, typer.Option("--tracker-node", help="This is the tracker-node's node: it takes the first layers.")
+    ] = False,
+    stub: Annotated[
+        bool, typer.Option("--stub", help="No weights and no torch: answers zeros. For trying out large meshes.")
+    ] = False,
+    log_level: Annotated[str, typer.Option(help="debug, info, warning or error.", envvar="MESHNET_LOG_LEVEL")] = "info",
+) -> None:
+    """Lends this machine's memory to a mesh: loads the layers that the tracker assigns and runs them."""
+    configure_logging(log_level)
+    try:
+        files = locate_models(model or (), models)
+        host, port = split_address(listen)
+        config = NodeConfig(
+            node_id=check_node_id(node_id or f"{socket.gethostname()}-{port}"),
+            tracker_address=tracker,
+            forward_listen=listen,
+            grpc_listen=grpc_listen or f"{listen.rpartition(':')[0]}:{port + 1 if port else 0}",
+            advertise_host=advertise or _own_host(host, tracker),
+            vram_bytes=parse_size(vram) if vram else psutil.virtual_memory().available // 2,
+            quantization=quantization,
+            models=files,
+            device=device,
+            threads=threads or psutil.cpu_count(logical=False) or 1,
+            stub=stub,
+            tracker_node=tracker_node,
+            compression=compression,
+        )
+        asyncio.run(run_until_stopped(_serve(config)))
+    except* MeshnetError as errors:
+        raise _failed(errors) from None
+    except* (OSError, RuntimeError) as errors:
+        raise _failed(errors) from None
+
+
+def _failed(errors: BaseExceptionGroup[BaseException]) -> typer.Exit:
+    error: BaseException = errors
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    typer.echo(f"meshnet node: {error}", err=True)
+    return typer.Exit(1)
+
+
+async def _serve(config: NodeConfig) -> None:
+    manifests = _read_manifests(config.models)
+    node = NodeServer(config, _executor(config), manifests)
+    try:
+        await node.start()
+        lends = f"lends {format_size(config.vram_bytes)} at {config.quantization}"
+        typer.echo(
+            f"meshnet node {config.node_id} listening on {node.forward_address} (gRPC {node.grpc_address}), {lends}"
+        )
+        await node.run()
+    finally:
+        await node.stop()
+
+
+def _read_manifests(models: dict[str, ModelFiles]) -> dict[str, ModelManifest]:
+    """Of the models that can be served. The others are named and left out."""
+    manifests = {}
+    for model_id, files in models.items():
+        try:
+            manifests[model_id] = read_manifest(files)
+        except MeshnetError as error:
+            log.error("model %s cannot be served: %s", model_id, error)  # noqa: TRY400 (the message is the point)
+    if models and not manifests:
+        raise InvalidRequest("none of the models can be served; the lines above say why")
+    return manifests
+
+
+def _executor(config: NodeConfig) -> Executor:
+    if config.stub:
+        log.warning("STUB NODE: it holds no weights and answers zeros. Nothing it says means anything.")
+        return StubExecutor()
+    # Torch takes seconds to import, and a stub node's machine may not have it.
+    from services.node.engine.executor import TorchExecutor
+
+    return TorchExecutor(config.models, config.device, config.threads)
+
+
+def _own_host(listen_host: str, tracker: str) -> str:
+    """The address by which the tracker's machine reaches this one, if we listen at all of them."""
+    if listen_host not in WILDCARD_HOSTS:
+        return listen_host
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            # A datagram socket that is connected sends nothing; it only asks the routing table.
+            probe.connect(split_address(tracker))
+            address: str = probe.getsockname()[0]
+            return address
+    except OSError:
+        return socket.gethostname()
+
+
+if __name__ == "__main__":
+    app(prog_name="meshnet node")

@@ -1,0 +1,46 @@
+"""What a node is told when it starts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from meshnet.model import Quantization
+from meshnet.model_files import ModelFiles
+from meshnet.wire import Encoding
+
+
+@dataclass(frozen=True, slots=True)
+class NodeConfig:
+    """One node process. Addresses are `host:port` (port 0: any free one); times are in seconds, sizes in bytes.
+
+    `advertise_host` is the name by which the other machines reach this one.
+    """
+
+    node_id: str
+    tracker_address: str
+    forward_listen: str
+    grpc_listen: str
+    advertise_host: str
+    vram_bytes: int
+    quantization: Quantization
+    models: dict[str, ModelFiles] = field(default_factory=dict)
+    device: str = "cpu"
+    threads: int = 1
+    stub: bool = False
+    tracker_node: bool = False
+    compression: Encoding | None = None
+    # A larger frame is answered with 413.
+    max_frame_bytes: int = 256 << 20
+    # A hop may take this long for its own part of a frame.
+    hop_timeout: float = 60.0
+    # A chunk may overtake the one before it by this much.
+    reorder_timeout: float = 10.0
+    # A body that has not arrived whole by then is given up.
+    body_timeout: float = 60.0
+    # A session that nothing touched for this long is freed.
+    session_lease: float = 300.0
+    # Waits of a prompt for room in the KV cache, and how many prompts may wait.
+    admission_timeout: float = 120.0
+    max_waiting: int = 256
+    # How long sessions may keep a shard alive that the tracker wants dropped.
+    drain_timeout: float = 30.0

@@ -1,0 +1,125 @@
+"""The entry point of this node: which generations run, which wait for room, and how each one ends."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Callable
+
+from meshnet.errors import Draining, InvalidRequest, KvFull
+from meshnet.routing import find_route
+from meshnet.topology import Topology
+from services.node.config import NodeConfig
+from services.node.forwarding import Forwarding
+from services.node.generation import Emitted, GenerationRequest, Sequence, check_request
+from services.node.work import SessionKey
+
+# Tokens that may wait for a slow reader of the stream before its generation pauses.
+MAX_UNREAD_TOKENS = 64
+RETRY_AFTER_SECONDS = 2.0
+
+# None only wakes the reader.
+Event = Emitted | None
+
+
+class EntryPoint:
+    """Runs generations for sessions that begin here. `topology` gives the latest snapshot."""
+
+    def __init__(self, config: NodeConfig, forwarding: Forwarding, topology: Callable[[], Topology]) -> None:
+        self._config = config
+        self._forwarding = forwarding
+        self._topology = topology
+        self._running: dict[str, asyncio.Task[None]] = {}
+        self._turn = asyncio.Lock()
+        self._num_waiting = 0
+
+    @property
+    def num_running(self) -> int:
+        return len(self._running)
+
+    async def generate(self, request: GenerationRequest) -> AsyncGenerator[Emitted, None]:
+        """The tokens of a generation. Ends without a finish reason if `abort` was called.
+
+        Leaving the iteration early stops the work and frees the session on every hop. Raises InvalidRequest,
+        UnknownModel, MissingLayers, KvFull, or what a hop failed with.
+        """
+        if self._forwarding.draining:
+            raise Draining("this node is leaving the mesh")
+        if request.request_id in self._running:
+            raise InvalidRequest(f"generation {request.request_id} is running already")
+        events: asyncio.Queue[Event] = asyncio.Queue(MAX_UNREAD_TOKENS)
+        task = asyncio.create_task(self._run(request, events))
+        self._running[request.request_id] = task
+        # However the task ends, also cancelled before it began, the reader must learn of it.
+        task.add_done_callback(lambda _: self._running.pop(request.request_id, None))
+        try:
+            async for event in _until_done(task, events):
+                yield event
+        finally:
+            task.cancel()
+
+    async def abort(self, request_id: str) -> None:
+        """Stops a generation at its next await and frees its session. Unknown ones are no error."""
+        task = self._running.get(request_id)
+        if task:
+            task.cancel()
+            await asyncio.wait([task])
+
+    async def stop(self) -> None:
+        """Aborts all."""
+        for request_id in tuple(self._running):
+            await self.abort(request_id)
+
+    async def _run(self, request: GenerationRequest, events: asyncio.Queue[Event]) -> None:
+        topology = self._topology()
+        route = find_route(topology, request.model_id, self._config.node_id)
+        ledger = self._forwarding.sessions.ledger(request.model_id)
+        check_request(request, self._forwarding.shards.manifest(request.model_id), ledger.capacity_tokens)
+        sequence = Sequence(request, route, self._forwarding)
+        await self._admit(sequence.key, len(request.prompt) + request.max_new_tokens)
+        try:
+            async for event in sequence.tokens():
+                await events.put(event)
+        finally:
+            await asyncio.shield(sequence.close())
+
+    async def _admit(self, key: SessionKey, num_tokens: int) -> None:
+        """Opens the session when there is KV room for all its tokens, in order of arrival. Raises KvFull."""
+        if self._num_waiting >= self._config.max_waiting:
+            raise KvFull(f"{self._num_waiting} prompts wait for KV cache room already", RETRY_AFTER_SECONDS)
+        self._num_waiting += 1
+        try:
+            async with asyncio.timeout(self._config.admission_timeout), self._turn:
+                await self._forwarding.changes.wait_until(
+                    lambda: self._open(key, num_tokens), self._config.admission_timeout
+                )
+        except TimeoutError:
+            waited = self._config.admission_timeout
+            raise KvFull(f"no KV cache room came free within {waited:g} s", RETRY_AFTER_SECONDS) from None
+        finally:
+            self._num_waiting -= 1
+
+    def _open(self, key: SessionKey, num_tokens: int) -> bool | None:
+        try:
+            self._forwarding.sessions.open(key, num_tokens, time.monotonic())
+        except KvFull:
+            return None
+        return True
+
+
+async def _until_done(task: asyncio.Task[None], events: asyncio.Queue[Event]) -> AsyncGenerator[Emitted, None]:
+    """What a task puts into its queue, until the task has ended and the queue is empty. Raises what the task raised."""
+    task.add_done_callback(lambda _: _wake(events))
+    while True:
+        if task.done() and events.empty():
+            break
+        event = await events.get()
+        if isinstance(event, Emitted):
+            yield event
+    if not task.cancelled():
+        task.result()
+
+
+def _wake(events: asyncio.Queue[Event]) -> None:
+    if not events.full():
+        events.put_nowait(None)

@@ -1,0 +1,112 @@
+"""What happens to a frame on this node: find its place, run the layers, send it on."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+from meshnet.errors import BadFrame, Draining
+from meshnet.model import LayerRange
+from meshnet.topology import Hop
+from meshnet.wire import FrameHeaders
+from services.node.changes import Changes
+from services.node.peers import Peers
+from services.node.runner import Runner
+from services.node.sessions import Piece, SessionTable
+from services.node.shards import ShardTable
+from services.node.work import Buffer, ForwardWork, FreeWork, PromptWork, Segment, SessionKey
+
+
+class Forwarding:
+    """The activation plane of one node."""
+
+    def __init__(
+        self, shards: ShardTable, sessions: SessionTable, runner: Runner, peers: Peers, reorder_timeout: float
+    ) -> None:
+        self.shards = shards
+        self.sessions = sessions
+        self.runner = runner
+        self.peers = peers
+        self.changes = Changes()
+        self.draining = False
+        self._reorder_timeout = reorder_timeout
+
+    async def forward(self, frame: FrameHeaders, body: Buffer) -> tuple[FrameHeaders, Buffer]:
+        """Runs a frame through this node and the rest of its route. `body` is decoded: raw bfloat16.
+
+        Returns the answer frame and its bfloat16 `[rows, returns, hidden]`.
+        """
+        if self.draining:
+            raise Draining("this node is leaving the mesh")
+        model_id, layers = self.shards.resolve(frame.model, frame.layers)
+        self._check_width(frame, model_id)
+        pieces = _pieces(frame, model_id, layers)
+        positions = await self.accept(pieces, first_chunk=frame.chunk_index == 0)
+        returns = frame.positions if frame.returns is None else frame.returns
+        # What is sent on must be whole; what is answered is what was asked for.
+        num_returned = frame.positions if frame.route else returns
+        segments = tuple(
+            Segment(piece.key, position, piece.num_tokens, num_returned)
+            for piece, position in zip(pieces, positions, strict=True)
+        )
+        hidden = await self.run(ForwardWork(model_id, layers, segments, body))
+        if frame.route:
+            hidden = await self.send_on(replace(frame, model=model_id, cached=positions), frame.route, hidden)
+        return replace(frame, positions=returns, layers=None, route=(), returns=None, cached=None, model=None), hidden
+
+    async def accept(self, pieces: Sequence[Piece], *, first_chunk: bool) -> tuple[int, ...]:
+        """The positions of a frame's pieces, once the chunks before it have been handed over.
+
+        Raises PositionMismatch if they do not come in time, KvFull if there is no room.
+        """
+
+        def attempt() -> tuple[int, ...] | None:
+            return self.sessions.accept(pieces, first_chunk=first_chunk, now=time.monotonic())
+
+        positions = attempt() if first_chunk else await self.changes.wait_until(attempt, self._reorder_timeout)
+        if positions is None:
+            positions = self.sessions.accept(pieces, first_chunk=True, now=time.monotonic())
+            if positions is None:
+                raise BadFrame("the chunks of this frame are out of order")
+        self.changes.announce()
+        return positions
+
+    async def run(self, work: ForwardWork | PromptWork) -> Buffer:
+        """The work's result. Its sessions are closed here if the step fails: what they have cached is unknown."""
+        try:
+            result: Buffer = await self.runner.submit(work)
+        except Exception:
+            self.close([segment.key for segment in work.segments])
+            raise
+        return result
+
+    async def send_on(self, frame: FrameHeaders, route: tuple[Hop, ...], hidden: Buffer) -> Buffer:
+        """Sends what this node made of a frame to the next hop and returns what the route answers."""
+        onward = replace(frame, layers=route[0].layers, route=route[1:])
+        return await self.peers.send(route[0], onward, hidden)
+
+    def close(self, keys: Sequence[SessionKey]) -> None:
+        """Forgets sessions here and frees their KV caches, after the work that they still have queued."""
+        if keys:
+            self.sessions.close(keys)
+            self.runner.submit(FreeWork(tuple(keys)))
+            self.changes.announce()
+
+    async def free(self, session: str, route: tuple[Hop, ...]) -> None:
+        """Frees a session here and on the hops of the route behind."""
+        self.close(self.sessions.keys_of(session))
+        await self.peers.free(session, route)
+
+    def _check_width(self, frame: FrameHeaders, model_id: str) -> None:
+        wanted = self.shards.manifest(model_id).hidden_size
+        if frame.hidden != wanted:
+            raise BadFrame(f"X-Meshnet-Shape: hidden is {frame.hidden}, model {model_id!r} has {wanted}")
+
+
+def _pieces(frame: FrameHeaders, model_id: str, layers: LayerRange) -> tuple[Piece, ...]:
+    positions: Sequence[int | None] = frame.cached or (None,) * frame.rows
+    return tuple(
+        Piece(SessionKey(session, model_id, layers), position, frame.positions)
+        for session, position in zip(frame.sessions, positions, strict=True)
+    )

@@ -1,0 +1,165 @@
+"""What an entry node does for a prompt: admit it, prefill it in chunks, then decode token by token.
+
+Everything but the KV caches lives here: token history, randomness, stop rules. The other hops know only frames.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import deque
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from enum import StrEnum
+
+from meshnet.errors import InvalidRequest
+from meshnet.model import ModelManifest
+from meshnet.topology import Hop
+from meshnet.wire import FrameHeaders
+from services.node.forwarding import Forwarding
+from services.node.sessions import Piece
+from services.node.work import Buffer, PromptWork, SampleWork, Sampling, Segment, SessionKey
+
+CHUNK_TOKENS = 128
+# Chunks of one prompt under way at once: enough to keep a long pipeline full, few enough to bound its memory.
+MAX_CHUNKS_IN_FLIGHT = 16
+GREEDY = Sampling()
+
+
+class FinishReason(StrEnum):
+    STOP = "stop"
+    LENGTH = "length"
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """`seed` None draws a fresh one. A token of `stop_token_ids` is emitted and ends the generation."""
+
+    request_id: str
+    model_id: str
+    prompt: tuple[int, ...]
+    max_new_tokens: int
+    sampling: Sampling = GREEDY
+    seed: int | None = None
+    stop_token_ids: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Emitted:
+    """A token, and in the last event why there are no more."""
+
+    token_id: int
+    finish_reason: FinishReason | None
+
+
+def check_request(request: GenerationRequest, manifest: ModelManifest, kv_capacity: int) -> None:
+    """Raises InvalidRequest, with what is right, for anything that could not be generated.
+
+    `kv_capacity` is the room of an empty KV cache here, in tokens.
+    """
+    prompt_tokens, total = len(request.prompt), len(request.prompt) + request.max_new_tokens
+    if not request.prompt:
+        raise InvalidRequest("the prompt is empty: it needs at least one token")
+    if request.max_new_tokens < 1:
+        raise InvalidRequest("max_new_tokens must be at least 1")
+    limit = min(manifest.context_length, kv_capacity)
+    if total > limit:
+        raise InvalidRequest(
+            f"{prompt_tokens} prompt tokens and {request.max_new_tokens} new ones are {total}, the limit is {limit}"
+        )
+    if (largest := max(request.prompt)) >= manifest.vocab_size:
+        raise InvalidRequest(f"token id {largest} is not in the vocabulary of {manifest.vocab_size} tokens")
+    sampling = request.sampling
+    if not sampling.temperature >= 0 or sampling.temperature == float("inf"):
+        raise InvalidRequest(f"temperature {sampling.temperature} must be a number of at least 0")
+    if not 0 < sampling.top_p <= 1:
+        raise InvalidRequest(f"top_p {sampling.top_p} must be over 0 and at most 1")
+
+
+class Sequence:
+    """One admitted session: runs its tokens through the route and draws new ones.
+
+    `route` begins with this node. The session must have been opened in the session table.
+    """
+
+    def __init__(self, request: GenerationRequest, route: tuple[Hop, ...], forwarding: Forwarding) -> None:
+        self._request = request
+        self._forwarding = forwarding
+        self._layers = route[0].layers
+        self._behind = route[1:]
+        self._hidden_size = forwarding.shards.manifest(request.model_id).hidden_size
+        self._random = random.Random(request.seed)  # noqa: S311 (a draw that a seed repeats, no secret)
+        self.key = SessionKey(request.request_id, request.model_id, self._layers)
+
+    async def tokens(self) -> AsyncIterator[Emitted]:
+        """New tokens as they are drawn; the last one has a finish reason."""
+        hidden = await self._prefill(self._request.prompt)
+        position = len(self._request.prompt)
+        for count in range(1, self._request.max_new_tokens + 1):
+            token = await self._sample(hidden)
+            reason = self._finish_reason(token, count)
+            yield Emitted(token, reason)
+            if reason:
+                return
+            hidden = await self._step((token,), position, chunk=(0, 1))
+            position += 1
+
+    def _finish_reason(self, token: int, count: int) -> FinishReason | None:
+        if token in self._request.stop_token_ids:
+            return FinishReason.STOP
+        return FinishReason.LENGTH if count == self._request.max_new_tokens else None
+
+    async def _prefill(self, tokens: tuple[int, ...]) -> Buffer:
+        """Runs the prompt; chunk i+1 leaves while chunk i is still travelling. Returns the last position's output."""
+        chunks = [tokens[start : start + CHUNK_TOKENS] for start in range(0, len(tokens), CHUNK_TOKENS)]
+        under_way: deque[asyncio.Task[Buffer]] = deque()
+        try:
+            for index, chunk in enumerate(chunks):
+                if len(under_way) == MAX_CHUNKS_IN_FLIGHT:
+                    await under_way.popleft()
+                local = await self._run_local(chunk, index * CHUNK_TOKENS, last=index + 1 == len(chunks))
+                send = self._send_on(local, len(chunk), index * CHUNK_TOKENS, chunk=(index, len(chunks)))
+                under_way.append(asyncio.create_task(send))
+            while len(under_way) > 1:
+                await under_way.popleft()
+            return await under_way.popleft()
+        finally:
+            for task in under_way:
+                task.cancel()
+            await asyncio.gather(*under_way, return_exceptions=True)
+
+    async def _step(self, tokens: tuple[int, ...], position: int, chunk: tuple[int, int]) -> Buffer:
+        local = await self._run_local(tokens, position, last=True)
+        return await self._send_on(local, len(tokens), position, chunk)
+
+    async def _run_local(self, tokens: tuple[int, ...], position: int, *, last: bool) -> Buffer:
+        await self._forwarding.accept([Piece(self.key, position, len(tokens))], first_chunk=True)
+        num_returned = len(tokens) if self._behind else int(last)
+        segment = Segment(self.key, position, len(tokens), num_returned)
+        return await self._forwarding.run(PromptWork(self._request.model_id, self._layers, (segment,), tokens))
+
+    async def _send_on(self, hidden: Buffer, num_tokens: int, position: int, chunk: tuple[int, int]) -> Buffer:
+        if not self._behind:
+            return hidden
+        frame = FrameHeaders(
+            rows=1,
+            positions=num_tokens,
+            hidden=self._hidden_size,
+            sessions=(self._request.request_id,),
+            chunk_index=chunk[0],
+            chunk_total=chunk[1],
+            model=self._request.model_id,
+            cached=(position,),
+            returns=int(chunk[0] + 1 == chunk[1]),
+        )
+        return await self._forwarding.send_on(frame, self._behind, hidden)
+
+    async def _sample(self, hidden: Buffer) -> int:
+        work = SampleWork(self._request.model_id, hidden, self._request.sampling, self._random.random())
+        token: int = await self._forwarding.runner.submit(work)
+        return token
+
+    async def close(self) -> None:
+        """Frees the session on every hop."""
+        self._forwarding.close(self._forwarding.sessions.keys_of(self._request.request_id))
+        await self._forwarding.peers.free(self._request.request_id, self._behind)

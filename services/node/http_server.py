@@ -1,0 +1,115 @@
+"""The HTTP face of a node: POST /forward, DELETE /sessions/{uuid}, GET /health. It only translates."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from typing import Any
+
+from aiohttp import web
+
+from meshnet import wire
+from meshnet.addresses import join_address, split_address
+from meshnet.errors import BadFrame, FrameTooLarge, InvalidRequest, MeshnetError
+from services.node.config import NodeConfig
+from services.node.forwarding import Forwarding
+from services.node.http_errors import error_body, error_headers
+
+log = logging.getLogger(__name__)
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class HttpServer:
+    """Serves a node's HTTP until stopped. `health` returns the body of GET /health."""
+
+    def __init__(self, config: NodeConfig, forwarding: Forwarding, health: Callable[[], dict[str, Any]]) -> None:
+        self._node_id = config.node_id
+        self._max_frame_bytes = config.max_frame_bytes
+        self._body_timeout = config.body_timeout
+        self._forwarding = forwarding
+        self._health = health
+        app = web.Application(middlewares=[self._errors])
+        app.router.add_post("/forward", self._forward)
+        app.router.add_delete("/sessions/{session}", self._free)
+        app.router.add_get("/health", self._get_health)
+        self._runner = web.AppRunner(
+            app,
+            access_log=None,
+            keepalive_timeout=75,
+            shutdown_timeout=1,
+            max_line_size=wire.MAX_FIELD_CHARS,
+            max_field_size=wire.MAX_FIELD_CHARS,
+            auto_decompress=False,
+        )
+
+    async def start(self, listen: str) -> str:
+        """Begins to serve; returns the `host:port` that it really listens at. Raises OSError if it cannot."""
+        host, port = split_address(listen)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, host, port)
+        await site.start()
+        return join_address(host, self._runner.addresses[0][1])
+
+    async def stop(self) -> None:
+        await self._runner.cleanup()
+
+    async def _forward(self, request: web.Request) -> web.Response:
+        frame = wire.parse_headers(request.headers)
+        if frame.num_bytes > self._max_frame_bytes:
+            raise FrameTooLarge(
+                f"a frame of {frame.num_bytes} bytes is over this node's limit of {self._max_frame_bytes}"
+            )
+        body = wire.decode_body(frame, await self._read_body(request, wire.max_body_bytes(frame)))
+        answer, hidden = await self._forwarding.forward(replace(frame, encoding=None), body)
+        answer = replace(answer, encoding=frame.encoding)
+        return web.Response(body=wire.encode_body(hidden, answer.encoding), headers=wire.format_headers(answer))
+
+    async def _free(self, request: web.Request) -> web.Response:
+        session = wire.parse_session(request.match_info["session"])
+        await self._forwarding.free(session, wire.parse_route(request.headers.get(wire.ROUTE, "")))
+        return web.Response(status=204, headers={wire.VERSION: str(wire.WIRE_VERSION)})
+
+    async def _get_health(self, request: web.Request) -> web.Response:
+        return web.json_response(self._health())
+
+    async def _read_body(self, request: web.Request, limit: int) -> bytes:
+        if (request.content_length or 0) > limit:
+            raise BadFrame(f"the body has {request.content_length} bytes, a frame of this shape at most {limit}")
+        chunks: list[bytes] = []
+        size = 0
+        try:
+            async with asyncio.timeout(self._body_timeout):
+                async for chunk in request.content.iter_any():
+                    size += len(chunk)
+                    if size > limit:
+                        raise BadFrame(f"the body goes on after the {limit} bytes that its shape allows")
+                    chunks.append(chunk)
+        except TimeoutError:
+            raise BadFrame(f"the body did not arrive within {self._body_timeout:g} s") from None
+        return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+    @web.middleware
+    async def _errors(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Every failure answers as JSON with an exact code, and the node lives on."""
+        try:
+            return await handler(request)
+        except MeshnetError as error:
+            return self._answer(error, error.status)
+        except web.HTTPException as error:
+            return self._answer(InvalidRequest(f"{request.method} {request.path}: {error.reason}"), error.status)
+        except ConnectionError:
+            raise
+        except Exception:
+            log.exception("%s %s failed", request.method, request.path)
+            return self._answer(MeshnetError("this node failed on the request; its log says why"), 500)
+
+    def _answer(self, error: MeshnetError, status: int) -> web.Response:
+        return web.Response(
+            status=status,
+            body=error_body(error, self._node_id),
+            content_type="application/json",
+            headers=error_headers(error),
+        )

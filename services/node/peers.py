@@ -1,0 +1,104 @@
+"""Frames to other nodes. Peers are named by id and found in the topology, never by an address from a message."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+
+import aiohttp
+
+from meshnet import wire
+from meshnet.errors import BadFrame, MeshnetError, NextHopFailed, NextHopTimeout, WireVersionMismatch
+from meshnet.topology import Hop, Topology
+from meshnet.wire import Encoding, FrameHeaders
+from services.node.http_errors import error_from_answer
+from services.node.work import Buffer
+
+MAX_ERROR_BYTES = 64 << 10
+CONNECT_TIMEOUT = 5.0
+FREE_TIMEOUT = 5.0
+
+
+class Peers:
+    """Pooled connections to other nodes. `topology` gives the latest snapshot."""
+
+    def __init__(self, topology: Callable[[], Topology], compression: Encoding | None, hop_timeout: float) -> None:
+        self._topology = topology
+        self._compression = compression
+        self._hop_timeout = hop_timeout
+        self._http = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=60, ttl_dns_cache=30),
+            auto_decompress=False,
+            max_line_size=wire.MAX_FIELD_CHARS,
+            max_field_size=wire.MAX_FIELD_CHARS,
+            read_bufsize=1 << 20,
+        )
+
+    async def close(self) -> None:
+        await self._http.close()
+
+    async def send(self, hop: Hop, frame: FrameHeaders, hidden: Buffer) -> Buffer:
+        """Sends hidden states to a hop and waits for what comes back of the whole route behind it.
+
+        `frame` describes `hidden`; its layers must be the hop's and its route the hops after it. Returns bfloat16
+        `[rows, returns, hidden]`. Raises what the route answered; NextHopFailed or NextHopTimeout, with the node,
+        if it did not.
+        """
+        frame = replace(frame, encoding=self._compression)
+        # Each hop gives those behind it less time than it has itself, so that the nearest to a fault reports it.
+        timeout = self._hop_timeout * (len(frame.route) + 1)
+        try:
+            async with (
+                asyncio.timeout(timeout),
+                self._http.post(
+                    self._url(hop, "/forward"),
+                    data=wire.encode_body(hidden, frame.encoding),
+                    headers=wire.format_headers(frame),
+                    allow_redirects=False,
+                    timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT),
+                ) as answer,
+            ):
+                return await self._read(hop, frame, answer)
+        except TimeoutError as error:
+            raise NextHopTimeout(f"node {hop.node_id} gave no answer within {timeout:g} s", hop.node_id) from error
+        except (aiohttp.ClientError, OSError) as error:
+            raise NextHopFailed(f"node {hop.node_id} failed: {_reason(error)}", hop.node_id) from error
+
+    async def free(self, session: str, route: tuple[Hop, ...]) -> None:
+        """Asks every hop of a route to free a session; the first passes it on. Errors are left to the lease."""
+        if not route:
+            return
+        try:
+            headers = {wire.ROUTE: wire.format_route(route[1:])}
+            url = self._url(route[0], f"/sessions/{session}")
+            async with asyncio.timeout(FREE_TIMEOUT), self._http.delete(url, headers=headers, allow_redirects=False):
+                return
+        except (TimeoutError, aiohttp.ClientError, OSError, MeshnetError):
+            # The hop is gone or mute, and those behind it may not be.
+            await self.free(session, route[1:])
+
+    async def _read(self, hop: Hop, sent: FrameHeaders, answer: aiohttp.ClientResponse) -> Buffer:
+        if answer.status != 200:
+            body = await answer.content.read(MAX_ERROR_BYTES)
+            raise error_from_answer(answer.status, answer.headers, body, hop.node_id)
+        try:
+            frame = wire.parse_response_headers(answer.headers)
+            returns = sent.positions if sent.returns is None else sent.returns
+            if (frame.rows, frame.positions, frame.hidden) != (sent.rows, returns, sent.hidden):
+                raise BadFrame(f"shape {frame.rows},{frame.positions},{frame.hidden} is not what was asked for")
+            if (answer.content_length or 0) > wire.max_body_bytes(frame):
+                raise BadFrame(f"a body of {answer.content_length} bytes is too long")
+            return wire.decode_body(frame, await answer.read())
+        except (BadFrame, WireVersionMismatch) as error:
+            raise NextHopFailed(f"node {hop.node_id} answered nonsense: {error}", hop.node_id) from error
+
+    def _url(self, hop: Hop, path: str) -> str:
+        node = self._topology().nodes.get(hop.node_id)
+        if node is None:
+            raise NextHopFailed(f"node {hop.node_id} is not in the mesh", hop.node_id)
+        return f"http://{node.forward_address}{path}"
+
+
+def _reason(error: Exception) -> str:
+    return str(error) or type(error).__name__

@@ -1,0 +1,115 @@
+"""The headers of safetensors files: which tensors a model directory holds, and what they weigh.
+
+Read here, without torch and without touching tensor data, so that a node can plan before it loads.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from meshnet.errors import LoadFailed
+
+SINGLE_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
+MAX_HEADER_BYTES = 100_000_000
+
+_LENGTH_BYTES = 8
+# Sizes of whole-byte types; a file with others is refused.
+_DTYPE_BYTES = {
+    "BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "I16": 2, "U16": 2, "F16": 2, "BF16": 2,
+    "I32": 4, "U32": 4, "F32": 4, "I64": 8, "U64": 8, "F64": 8,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class TensorHeader:
+    """One stored tensor. `shape` is as stored, row-major; `file` is the name of the file that holds it."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    file: str
+
+    @property
+    def numel(self) -> int:
+        return math.prod(self.shape)
+
+
+def read_directory(directory: Path) -> dict[str, TensorHeader]:
+    """All tensors of a model directory, by name. Raises LoadFailed if a file is missing or broken."""
+    if (directory / INDEX_FILE).is_file():
+        return _read_indexed(directory)
+    if (directory / SINGLE_FILE).is_file():
+        return read_header(directory / SINGLE_FILE)
+    raise LoadFailed(f"there is neither a {SINGLE_FILE} nor a {INDEX_FILE} in the model's directory")
+
+
+def read_header(path: Path) -> dict[str, TensorHeader]:
+    """The tensors of one safetensors file. Raises LoadFailed if the header does not describe the file."""
+    try:
+        header, data_bytes = _read_json(path)
+    except OSError as error:
+        raise LoadFailed(f"{path.name} cannot be read: {error.strerror}") from error
+    return {
+        name: _parse_entry(path.name, name, entry, data_bytes)
+        for name, entry in header.items()
+        if name != "__metadata__"
+    }
+
+
+def _read_indexed(directory: Path) -> dict[str, TensorHeader]:
+    index = _parse_json(INDEX_FILE, (directory / INDEX_FILE).read_bytes())
+    weight_map = index.get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise LoadFailed(f"{INDEX_FILE} has no weight_map")
+    tensors: dict[str, TensorHeader] = {}
+    for file in sorted({str(file) for file in weight_map.values()}):
+        if Path(file).name != file:
+            raise LoadFailed(f"{INDEX_FILE} names {file!r}, which is not a file beside it")
+        tensors |= read_header(directory / file)
+    missing = sorted(set(weight_map) - set(tensors))
+    if missing:
+        raise LoadFailed(f"{INDEX_FILE} names tensors that no file holds: {', '.join(missing[:3])}")
+    return {name: tensors[name] for name in weight_map}
+
+
+def _read_json(path: Path) -> tuple[Mapping[str, Any], int]:
+    """The header of a file and the number of data bytes behind it."""
+    file_bytes = path.stat().st_size
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
+        if file_bytes < _LENGTH_BYTES or not 2 <= length <= min(MAX_HEADER_BYTES, file_bytes - _LENGTH_BYTES):
+            raise LoadFailed(f"{path.name} is not a safetensors file, or is cut short: its header does not fit in it")
+        return _parse_json(path.name, file.read(length)), file_bytes - _LENGTH_BYTES - length
+
+
+def _parse_json(name: str, text: bytes) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise LoadFailed(f"{name} does not hold valid JSON where it should") from error
+    if not isinstance(value, dict):
+        raise LoadFailed(f"{name} holds JSON that is not an object where one should be")
+    return value
+
+
+def _parse_entry(file: str, name: str, entry: object, data_bytes: int) -> TensorHeader:
+    match entry:
+        case {"dtype": str(dtype), "shape": list(shape), "data_offsets": [int(begin), int(end)]}:
+            pass
+        case _:
+            raise LoadFailed(f"{file}: tensor {name!r} is not described by dtype, shape and data_offsets")
+    if dtype not in _DTYPE_BYTES:
+        raise LoadFailed(f"{file}: tensor {name!r} has the unknown dtype {dtype!r}")
+    if not all(isinstance(size, int) and size >= 0 for size in shape):
+        raise LoadFailed(f"{file}: tensor {name!r} has the impossible shape {shape!r}")
+    header = TensorHeader(dtype, tuple(shape), file)
+    if not 0 <= begin <= end <= data_bytes:
+        raise LoadFailed(f"{file}: tensor {name!r} lies outside the file, which is probably cut short")
+    if end - begin != header.numel * _DTYPE_BYTES[dtype]:
+        raise LoadFailed(f"{file}: tensor {name!r} has {end - begin} bytes, which do not fit its shape and dtype")
+    return header

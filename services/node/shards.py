@@ -1,0 +1,91 @@
+"""Which layers this node serves: a pure table."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from meshnet.errors import InvalidRequest, UnknownModel, WrongLayers
+from meshnet.model import LayerRange, ModelManifest, Quantization, merge_layers
+from meshnet.topology import Shard, ShardState
+from services.node.work import ShardSpec
+
+
+class ShardTable:
+    """Shards that are served, and the ones that are loading. Ranges may be dropped in parts."""
+
+    def __init__(self) -> None:
+        self._ready: dict[str, dict[int, ShardSpec]] = {}
+        self._loading: dict[tuple[str, LayerRange], Shard] = {}
+
+    def set_loading(self, spec: ShardSpec, bytes_done: int, bytes_total: int) -> None:
+        model_id = spec.manifest.model_id
+        self._loading[model_id, spec.layers] = Shard(
+            model_id, spec.layers, spec.quantization, ShardState.LOADING, bytes_done, bytes_total
+        )
+
+    def loading_ended(self, spec: ShardSpec) -> None:
+        self._loading.pop((spec.manifest.model_id, spec.layers), None)
+
+    def add(self, spec: ShardSpec) -> None:
+        """The shard is served from now on."""
+        self._ready.setdefault(spec.manifest.model_id, {}).update((layer, spec) for layer in spec.layers.layers)
+
+    def remove(self, model_id: str, layers: LayerRange) -> None:
+        """The layers are no longer served. Layers that were not are no error."""
+        held = self._ready.get(model_id, {})
+        for layer in layers.layers:
+            held.pop(layer, None)
+        if not held:
+            self._ready.pop(model_id, None)
+
+    def layers(self, model_id: str) -> frozenset[int]:
+        """Layers served now."""
+        return frozenset(self._ready.get(model_id, ()))
+
+    def models(self) -> tuple[str, ...]:
+        return tuple(sorted(self._ready))
+
+    def manifest(self, model_id: str) -> ModelManifest:
+        """Of a model with layers here. Raises UnknownModel."""
+        try:
+            return next(iter(self._ready[model_id].values())).manifest
+        except KeyError:
+            held = ", ".join(self.models()) or "none"
+            raise UnknownModel(f"no layers of model {model_id!r} are served here; models served here: {held}") from None
+
+    def resolve(self, model_id: str | None, layers: LayerRange | None) -> tuple[str, LayerRange]:
+        """What a frame means by the model and layers that it names or leaves out.
+
+        Raises UnknownModel, WrongLayers if they are not served here, InvalidRequest if leaving out is ambiguous.
+        """
+        if model_id is None:
+            if len(self._ready) > 1:
+                raise InvalidRequest(f"several models are served here ({', '.join(self.models())}): name one")
+            model_id = next(iter(self._ready), "")
+        self.manifest(model_id)
+        held = merge_layers(self.layers(model_id))
+        if layers is None:
+            if len(held) > 1:
+                raise InvalidRequest(f"layers {_listed(held)} of {model_id!r} are served here: name the ones to run")
+            return model_id, held[0]
+        if not any(layers in run for run in held):
+            raise WrongLayers(f"layers {layers} of {model_id!r} are not all served here; served: {_listed(held)}")
+        return model_id, layers
+
+    def listing(self) -> tuple[Shard, ...]:
+        """The shards as the tracker wants them: ready ones as the fewest ranges, then the loading ones."""
+        ready = [
+            self._ready_shard(model_id, layers, quantization)
+            for model_id, held in sorted(self._ready.items())
+            for quantization in sorted({spec.quantization for spec in held.values()})
+            for layers in merge_layers({i for i, spec in held.items() if spec.quantization is quantization})
+        ]
+        return (*ready, *(replace(shard) for _, shard in sorted(self._loading.items())))
+
+    def _ready_shard(self, model_id: str, layers: LayerRange, quantization: Quantization) -> Shard:
+        size = self.manifest(model_id).weight_bytes(layers, quantization)
+        return Shard(model_id, layers, quantization, ShardState.READY, size, size)
+
+
+def _listed(ranges: tuple[LayerRange, ...]) -> str:
+    return ", ".join(map(str, ranges)) or "none"

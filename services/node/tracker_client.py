@@ -1,0 +1,117 @@
+"""The tracker as a node sees it: typed calls over one gRPC channel."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+import grpc
+
+from meshnet import convert, rpc
+from meshnet.directive import Directive
+from meshnet.errors import InvalidRequest, MeshnetError, Unregistered
+from meshnet.model import ModelManifest
+from meshnet.topology import Node, Shard, Topology
+from meshnet.v1 import tracker_pb2, tracker_pb2_grpc
+from meshnet.wire import WIRE_VERSION
+
+CALL_TIMEOUT = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """How long the tracker waits for a sign of life, and how often to give one, in seconds."""
+
+    lease_seconds: float
+    heartbeat_seconds: float
+
+
+class TrackerUnreachable(MeshnetError):
+    """The call did not get through; trying again later may help."""
+
+    code = "tracker_unreachable"
+    status = 503
+
+
+class TrackerClient:
+    """Raises Unregistered, InvalidRequest or TrackerUnreachable from every call."""
+
+    def __init__(self, address: str, node_id: str, incarnation: str) -> None:
+        self.address = address
+        self._ids = {"node_id": node_id, "incarnation": incarnation}
+        self._channel = rpc.channel(address)
+        self._stub = tracker_pb2_grpc.TrackerStub(self._channel)
+
+    async def close(self) -> None:
+        await self._channel.close(grace=None)
+
+    async def register(self, node: Node, manifests: list[ModelManifest]) -> Lease:
+        request = tracker_pb2.RegisterRequest(
+            node=convert.node_to_proto(node),
+            incarnation=self._ids["incarnation"],
+            manifests=[convert.manifest_to_proto(manifest) for manifest in manifests],
+            wire_version=WIRE_VERSION,
+        )
+        try:
+            answer = await self._stub.Register(request, timeout=CALL_TIMEOUT)
+        except grpc.aio.AioRpcError as error:
+            raise self._error(error) from error
+        return Lease(answer.lease_seconds, answer.heartbeat_seconds)
+
+    async def heartbeat(self, node: Node) -> None:
+        request = tracker_pb2.HeartbeatRequest(
+            **self._ids,
+            shards=[convert.shard_to_proto(shard) for shard in node.shards],
+            num_sessions=node.num_sessions,
+            resident_bytes=node.resident_bytes,
+            kv_tokens_free=node.kv_tokens_free,
+        )
+        try:
+            await self._stub.Heartbeat(request, timeout=CALL_TIMEOUT)
+        except grpc.aio.AioRpcError as error:
+            raise self._error(error) from error
+
+    async def report(self, directive: Directive, shards: tuple[Shard, ...]) -> None:
+        request = tracker_pb2.ReportDirectiveRequest(
+            **self._ids,
+            directive_id=directive.directive_id,
+            state=convert.DIRECTIVE_STATE[directive.state],
+            bytes_done=directive.bytes_done,
+            bytes_total=directive.bytes_total,
+            failure=directive.failure,
+            shards=[convert.shard_to_proto(shard) for shard in shards],
+        )
+        try:
+            await self._stub.ReportDirective(request, timeout=CALL_TIMEOUT)
+        except grpc.aio.AioRpcError as error:
+            raise self._error(error) from error
+
+    async def leave(self) -> None:
+        try:
+            await self._stub.Leave(tracker_pb2.LeaveRequest(**self._ids), timeout=2.0)
+        except grpc.aio.AioRpcError as error:
+            raise self._error(error) from error
+
+    async def directives(self) -> AsyncIterator[Directive]:
+        """Directives for this node until the stream breaks."""
+        try:
+            async for message in self._stub.WatchDirectives(tracker_pb2.WatchDirectivesRequest(**self._ids)):
+                yield convert.directive_from_proto(message)
+        except grpc.aio.AioRpcError as error:
+            raise self._error(error) from error
+
+    async def topologies(self) -> AsyncIterator[Topology]:
+        """Topology snapshots until the stream breaks."""
+        try:
+            async for message in self._stub.WatchTopology(tracker_pb2.WatchTopologyRequest()):
+                yield convert.topology_from_proto(message)
+        except grpc.aio.AioRpcError as error:
+            raise self._error(error) from error
+
+    def _error(self, error: grpc.aio.AioRpcError) -> MeshnetError:
+        code = rpc.error_code(error)
+        if code == Unregistered.code:
+            return Unregistered(error.details() or "the tracker does not know this node")
+        if error.code() == grpc.StatusCode.INVALID_ARGUMENT:
+            return InvalidRequest(error.details() or "the tracker refused the message")
+        return TrackerUnreachable(f"tracker {self.address}: {error.code().name}: {error.details()}")

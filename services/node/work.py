@@ -1,0 +1,154 @@
+"""What the event loop hands to the thread that owns the weights, and what an executor must be able to do.
+
+Tensors cross this line as raw bfloat16 buffers, as they came off the wire, so that nothing but an executor knows torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from meshnet.model import LayerRange, ModelManifest, Quantization
+
+Buffer = bytes | bytearray | memoryview
+
+
+@dataclass(frozen=True, slots=True)
+class SessionKey:
+    """One KV cache. A route may visit a node twice, so the layers are part of the key."""
+
+    session: str
+    model_id: str
+    layers: LayerRange
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Consecutive tokens of one session in a step.
+
+    `position` tokens are in the session's KV cache before it (a longer cache is cut back to that first).
+    The last `num_returned` of the `num_tokens` positions are wanted back.
+    """
+
+    key: SessionKey
+    position: int
+    num_tokens: int
+    num_returned: int
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardWork:
+    """Run `layers` over hidden states. All segments have the same model and layers.
+
+    `hidden`: bfloat16 `[sum of num_tokens, hidden_size]`, row-major, little-endian.
+    Result: bfloat16 `[sum of num_returned, hidden_size]` as a buffer.
+    """
+
+    model_id: str
+    layers: LayerRange
+    segments: tuple[Segment, ...]
+    hidden: Buffer
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(segment.num_tokens for segment in self.segments)
+
+
+@dataclass(frozen=True, slots=True)
+class PromptWork:
+    """Embed token ids, then run `layers`, which start at 0. Result as for ForwardWork."""
+
+    model_id: str
+    layers: LayerRange
+    segments: tuple[Segment, ...]
+    token_ids: tuple[int, ...]
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How a token is drawn. `temperature` 0 is greedy, `top_k` 0 and `top_p` 1 keep all tokens."""
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class SampleWork:
+    """Final norm, LM head and the choice of one token. Result: the token id.
+
+    `hidden`: bfloat16 `[hidden_size]`, the last layer's output. `uniform` in [0, 1) makes the draw: randomness
+    is the caller's, so that a seed gives the same text whatever else is in the batch.
+    """
+
+    model_id: str
+    hidden: Buffer
+    sampling: Sampling
+    uniform: float
+
+    @property
+    def num_tokens(self) -> int:
+        return 1
+
+
+@dataclass(frozen=True, slots=True)
+class FreeWork:
+    """Free the KV caches of these keys. Unknown keys are not an error. Result: None."""
+
+    keys: tuple[SessionKey, ...]
+
+    @property
+    def num_tokens(self) -> int:
+        return 0
+
+
+Work = ForwardWork | PromptWork | SampleWork | FreeWork
+Result = Buffer | int | None | Exception
+
+
+@dataclass(frozen=True, slots=True)
+class ShardSpec:
+    """A shard to load. `kv_tokens`: tokens that its KV cache must have room for."""
+
+    manifest: ModelManifest
+    layers: LayerRange
+    quantization: Quantization
+    kv_tokens: int
+
+
+# Called with (weight bytes loaded, weight bytes in all) while a shard loads.
+Progress = Callable[[int, int], None]
+
+
+class LoadedShard(Protocol):
+    """A shard whose weights are in memory but which serves nothing yet."""
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes that its weights take, as measured."""
+        ...
+
+
+class Executor(Protocol):
+    """Holds layers and runs them. `load` may run in any thread; all else only in the thread that owns the weights."""
+
+    def load(self, spec: ShardSpec, progress: Progress) -> LoadedShard:
+        """Reads a shard's weights. Raises LoadFailed with a reason for people."""
+        ...
+
+    def attach(self, shard: LoadedShard) -> None:
+        """Begins to serve a loaded shard, beside those already served (a model's layers may come in pieces)."""
+        ...
+
+    def detach(self, model_id: str, layers: LayerRange) -> None:
+        """Stops serving layers and frees their memory. KV caches that run through them are freed too."""
+        ...
+
+    def run(self, batch: Sequence[Work]) -> list[Result]:
+        """One step: all works of a batch are of one kind, model and layer range. One result (or exception) each."""
+        ...

@@ -1,0 +1,65 @@
+"""What goes into a plan and what comes out of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from meshnet.directive import DirectiveKind
+from meshnet.model import LayerRange, Quantization
+
+# Activations of a few 128-token chunks of a wide model, and the allocator's slack.
+WORKSPACE_BYTES = 16 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """Constants that a plan follows.
+
+    `workspace_bytes` is kept free on every node. `max_replicas` bounds the replicas of a layer; None: one on every
+    node. `adjacent_slack`: a node may extend its own range if the largest stage grows by no more than this factor.
+    `min_piece_divisor`: a redundant piece has at least `num_layers // min_piece_divisor` layers.
+    """
+
+    workspace_bytes: int = WORKSPACE_BYTES
+    max_replicas: int | None = None
+    adjacent_slack: float = 1.25
+    min_piece_divisor: int = 8
+
+    def min_piece(self, num_layers: int) -> int:
+        return max(1, num_layers // self.min_piece_divisor)
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A directive that has no id yet."""
+
+    node_id: str
+    kind: DirectiveKind
+    model_id: str
+    layers: LayerRange
+    quantization: Quantization
+    reason: str
+    revision: str = ""
+    kv_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Shortfall:
+    """Layers of a deployed model that fit nowhere. `missing_bytes` is what they need, weights and KV cache."""
+
+    model_id: str
+    layers: LayerRange
+    missing_bytes: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Directives in the order in which each node must run its own, and what could not be placed."""
+
+    drafts: tuple[Draft, ...] = ()
+    shortfalls: tuple[Shortfall, ...] = ()
+
+    def shortfall(self, model_id: str) -> str:
+        """What is missing of a model, for people; empty if nothing is."""
+        return "; ".join(s.text for s in self.shortfalls if s.model_id == model_id)
