@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import logging
+import os
 import signal
 import sys
 from collections.abc import Coroutine
 from typing import Any
 
+from meshnet.errors import MeshnetError
+
+# Set by a parent that wants its services to end with it, however it ends.
+EXIT_WITH_PARENT = "MESHNET_EXIT_WITH_PARENT"
+PR_SET_PDEATHSIG = 1
 LOG_FORMAT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
 
 
@@ -26,6 +33,8 @@ async def run_until_stopped(service: Coroutine[Any, Any, None]) -> None:
     loop = asyncio.get_running_loop()
     for name in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(name, stopped.set)
+    if os.environ.get(EXIT_WITH_PARENT):
+        _exit_with_parent()
     running = asyncio.create_task(service)
     waiting = asyncio.create_task(stopped.wait())
     await asyncio.wait((running, waiting), return_when=asyncio.FIRST_COMPLETED)
@@ -35,3 +44,24 @@ async def run_until_stopped(service: Coroutine[Any, Any, None]) -> None:
     running.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await running
+
+
+def expected_error(error: BaseException) -> BaseException:
+    """The first error inside a group that is meant for the person who started the service.
+
+    Raises the error itself if it is none of those: a defect must show its traceback.
+    """
+    inner = error
+    while isinstance(inner, BaseExceptionGroup):
+        inner = inner.exceptions[0]
+    if isinstance(inner, (MeshnetError, OSError, RuntimeError)):
+        return inner
+    raise error
+
+
+def _exit_with_parent() -> None:
+    """Asks the kernel for SIGTERM when the parent dies. Linux only; elsewhere the parent's own clean-up must do."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() == 1:
+            os.kill(os.getpid(), signal.SIGTERM)

@@ -26,5 +26,5 @@ class GatewayConfig:
     keep_alive_timeout: float = 120.0
     body_timeout: float = 60.0
     shutdown_timeout: float = 1.0
-    max_body_bytes: int = 32 * 1024 * 1024
+    max_body_bytes: int = 16 * 1024 * 1024
     max_requests_in_flight: int = 512

@@ -15,7 +15,7 @@ from meshnet.addresses import WILDCARD_HOSTS, split_address
 from meshnet.errors import InvalidRequest, MeshnetError
 from meshnet.model import ModelManifest, Quantization
 from meshnet.model_files import ModelFiles, locate_models
-from meshnet.service import configure_logging, run_until_stopped
+from meshnet.service import configure_logging, expected_error, run_until_stopped
 from meshnet.sizes import format_size, parse_size
 from meshnet.topology import check_node_id
 from meshnet.wire import Encoding
@@ -107,18 +107,9 @@ def main(
             compression=compression,
         )
         asyncio.run(run_until_stopped(_serve(config)))
-    except* MeshnetError as errors:
-        raise _failed(errors) from None
-    except* (OSError, RuntimeError) as errors:
-        raise _failed(errors) from None
-
-
-def _failed(errors: BaseExceptionGroup[BaseException]) -> typer.Exit:
-    error: BaseException = errors
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    typer.echo(f"meshnet node: {error}", err=True)
-    return typer.Exit(1)
+    except (MeshnetError, OSError, RuntimeError, BaseExceptionGroup) as error:
+        typer.echo(f"meshnet node: {expected_error(error)}", err=True)
+        raise typer.Exit(1) from None
 
 
 async def _serve(config: NodeConfig) -> None:

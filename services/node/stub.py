@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from meshnet.errors import WrongLayers
 from meshnet.model import LayerRange
-from services.node.work import ForwardWork, FreeWork, Progress, PromptWork, Result, SampleWork, ShardSpec, Work
+from services.node.work import ForwardWork, FreeWork, LoadedShard, Progress, PromptWork, Result, SampleWork, ShardSpec, Work
 
 BYTES_PER_ELEMENT = 2
 
@@ -29,7 +29,8 @@ class StubExecutor:
         progress(size, size)
         return StubShard(spec)
 
-    def attach(self, shard: StubShard) -> None:
+    def attach(self, shard: LoadedShard) -> None:
+        assert isinstance(shard, StubShard)
         self._hidden_sizes[shard.spec.manifest.model_id] = shard.spec.manifest.hidden_size
 
     def detach(self, model_id: str, layers: LayerRange) -> None:

@@ -1,4 +1,4 @@
-"""Placement: who should hold which layers. A pure function of the mesh; see docs/adr/0002-coverage-first-placement.md."""
+"""Placement: who should hold which layers. A pure function; see docs/adr/0002-coverage-first-placement.md."""
 
 from __future__ import annotations
 

@@ -104,28 +104,40 @@ def open_accounts(
     for node in sorted(nodes, key=lambda n: n.node_id):
         account = Account(node, min(node.vram_bytes, believed.get(node.node_id, node.vram_bytes)), policy)
         for shard in node.shards:
-            _book_shard(account, shard, deployed.get(shard.model_id))
+            _book_shard(account, shard, _served(node, shard.model_id, shard.layers, deployed))
         for directive in by_node.get(node.node_id, ()):
-            _book_directive(account, directive, deployed.get(directive.model_id))
+            _book_directive(account, directive, _served(node, directive.model_id, directive.layers, deployed))
         accounts.append(account)
     return accounts
 
 
 def believed_bytes(
-    node: Node, models: Iterable[DeployedModel], open_directives: Iterable[Directive], failed: Directive
+    node: Node,
+    models: Iterable[DeployedModel],
+    open_directives: Iterable[Directive],
+    failed: Directive,
+    policy: Policy | None = None,
 ) -> int:
-    """What to believe of a node's memory once a LOAD_SHARD has failed there: what it holds, and half of what it refused.
+    """What to believe of a node's memory once a LOAD_SHARD failed there: what it holds, and half of what it refused.
 
     Half, not one byte less: a load that can never work is given up after a few tries instead of one a layer.
     """
     deployed = {model.model_id: model for model in models}
-    (account,) = open_accounts([node], deployed.values(), open_directives)
+    (account,) = open_accounts([node], deployed.values(), open_directives, policy=policy)
     model = deployed.get(failed.model_id)
-    held = account.layers(failed.model_id)
     if model is None:
         return account.capacity
+    held = account.layers(failed.model_id)
     wanted = (layer_bytes(model, i, failed.quantization) for i in failed.layers.layers if i not in held)
     return min(account.capacity, account.used + sum(wanted) // 2)
+
+
+def _served(
+    node: Node, model_id: str, layers: LayerRange, deployed: Mapping[str, DeployedModel]
+) -> DeployedModel | None:
+    """The deployed model that these layers are of; None for a model or revision that the mesh does not serve."""
+    model = deployed.get(model_id) if model_id in node.available_models else None
+    return model if model is not None and layers in model.manifest.all_layers else None
 
 
 def _book_shard(account: Account, shard: Shard, model: DeployedModel | None) -> None:

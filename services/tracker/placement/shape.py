@@ -139,13 +139,17 @@ def _by_side(subset: Iterable[Bin]) -> list[Bin]:
 
 def _best(options: Sequence[tuple[Piece, ...]], bins: Sequence[Bin], slack: float) -> tuple[Piece, ...]:
     by_id = {b.node_id: b for b in bins}
+    largest_now = max(b.num_held for b in bins)
 
-    def largest_stage(cut: tuple[Piece, ...]) -> int:
+    def largest_piece(cut: tuple[Piece, ...]) -> int:
         return max(by_id[p.node_id].num_held + len(p.layers) for p in cut)
+
+    def bottleneck(cut: tuple[Piece, ...]) -> int:
+        return max(largest_now, largest_piece(cut))
 
     def num_hops_saved(cut: tuple[Piece, ...]) -> int:
         return int(by_id[cut[0].node_id].before) + int(by_id[cut[-1].node_id].after)
 
-    limit = slack * min(map(largest_stage, options))
-    near = [cut for cut in options if largest_stage(cut) <= limit]
-    return min(near, key=lambda cut: (len(cut), -num_hops_saved(cut), largest_stage(cut)))
+    limit = slack * min(map(bottleneck, options))
+    near = [cut for cut in options if bottleneck(cut) <= limit]
+    return min(near, key=lambda cut: (len(cut), -num_hops_saved(cut), largest_piece(cut)))

@@ -1,0 +1,296 @@
+"""`meshnet`: the command line. It starts services as processes and talks to them over their wires."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from meshnet import __version__
+from meshnet.addresses import join_address
+from meshnet.cli.admin_client import admin_client
+from meshnet.cli.chat import Answering, ChatFailed, first_model, print_answer, run_chat
+from meshnet.cli.coverage_picture import coverage_picture, nodes_table
+from meshnet.cli.launch import Launcher, MeshPlan, NodePlan, RunningMesh, sigterm_interrupts
+from meshnet.cli.processes import ProcessFailed
+from meshnet.errors import InvalidRequest
+from meshnet.model import Quantization
+from meshnet.model_files import locate_models
+
+app = typer.Typer(
+    no_args_is_help=True,
+    help="One large language model, served from many ordinary machines.",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+console = Console(stderr=False, highlight=False)
+
+TrackerOption = Annotated[str, typer.Option("--tracker", help="Tracker, HOST:PORT.", envvar="MESHNET_TRACKER")]
+ModelOption = Annotated[
+    list[str] | None,
+    typer.Option(help="Weight files: ID=PATH or PATH of a Hugging Face directory or a GGUF file. Repeatable."),
+]
+ModelsOption = Annotated[Path | None, typer.Option(help="Folder whose entries are models.", envvar="MESHNET_MODELS")]
+KvTokensOption = Annotated[
+    int | None,
+    typer.Option(help="Tokens that each shard's KV cache has room for. Default: the model's context length.", min=1),
+]
+ThreadsOption = Annotated[int | None, typer.Option(help="CPU threads for each node's layers.", min=1)]
+AskOption = Annotated[str | None, typer.Option(help="A question to put to the model once it is served.")]
+
+PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"meshnet {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _main(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it and end.")
+    ] = False,
+) -> None:
+    """Options of `meshnet` itself."""
+
+
+def _become(service: str, arguments: list[str]) -> None:
+    os.execv(sys.executable, [sys.executable, "-m", f"services.{service}", *arguments])  # noqa: S606 (no shell is wanted)
+
+
+@app.command(
+    context_settings=PASS_ON, help="Run a node: lends this machine's memory to a mesh. --help lists its options."
+)
+def node(context: typer.Context) -> None:
+    _become("node", context.args)
+
+
+@app.command(context_settings=PASS_ON, help="Run a tracker alone. --help lists its options.")
+def tracker(context: typer.Context) -> None:
+    _become("tracker", context.args)
+
+
+@app.command(context_settings=PASS_ON, help="Run a gateway (OpenAI-compatible REST). --help lists its options.")
+def gateway(context: typer.Context) -> None:
+    _become("gateway", context.args)
+
+
+@app.command()
+def up(
+    model: ModelOption = None,
+    models: ModelsOption = None,
+    nodes: Annotated[int, typer.Option(help="Number of nodes to start, the tracker-node's own among them.", min=1)] = 3,
+    vram: Annotated[
+        str | None,
+        typer.Option(help="Memory each node lends: one size for all, or one a node, such as 260MB,200MB,200MB."),
+    ] = None,
+    quantization: Annotated[
+        str, typer.Option(help="bfloat16, int8, nf4 or float32: one for all nodes, or one a node, with commas.")
+    ] = Quantization.BFLOAT16.value,
+    threads: ThreadsOption = 1,
+    device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")] = "cpu",
+    kv_tokens: KvTokensOption = None,
+    gateway_listen: Annotated[str, typer.Option(help="Address of the gateway, HOST:PORT.")] = "127.0.0.1:8000",
+    tracker_listen: Annotated[str, typer.Option(help="Address of the tracker, HOST:PORT.")] = "127.0.0.1:7700",
+    stub: Annotated[bool, typer.Option("--stub", help="Nodes without weights that answer zeros.")] = False,
+    ask: AskOption = None,
+    log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
+) -> None:
+    """Start a whole mesh on this machine: tracker, nodes and gateway. Ctrl-C ends it all."""
+    vrams = _each(vram, nodes, "--vram")
+    quantizations = _each(quantization, nodes, "--quantization")
+    plan = MeshPlan(
+        tracker_listen=tracker_listen,
+        gateway_listen=gateway_listen,
+        nodes=tuple(
+            NodePlan(
+                node_id=f"node-{index}",
+                listen="127.0.0.1:0",
+                vram=vrams[index],
+                quantization=quantizations[index] or Quantization.BFLOAT16.value,
+                threads=threads,
+                device=device,
+                tracker_node=index == 0,
+                stub=stub,
+            )
+            for index in range(nodes)
+        ),
+        models=tuple(model or ()),
+        models_dir=models,
+        deploy=_model_ids(model, models),
+        kv_tokens=kv_tokens,
+        log_level=log_level,
+    )
+    _run(plan, ask)
+
+
+@app.command(name="tracker-node")
+def tracker_node(
+    model: ModelOption = None,
+    models: ModelsOption = None,
+    listen: Annotated[
+        str, typer.Option(help="Host to listen at. Other machines need 0.0.0.0 or an address of this one.")
+    ] = "127.0.0.1",
+    advertise: Annotated[
+        str | None, typer.Option(help="Host name or address by which others reach this machine.")
+    ] = None,
+    tracker_port: Annotated[int, typer.Option(help="Port of the tracker (gRPC).")] = 7700,
+    node_port: Annotated[int, typer.Option(help="Port of the node (HTTP); the next one is its gRPC.")] = 7710,
+    gateway_port: Annotated[int, typer.Option(help="Port of the gateway (HTTP).")] = 8000,
+    node_id: Annotated[str, typer.Option(help="Name of this machine's node.")] = "tracker-node",
+    vram: Annotated[
+        str | None, typer.Option(help="Memory to lend, such as 8GiB. Default: half of what is free.")
+    ] = None,
+    quantization: Annotated[Quantization, typer.Option(help="How to store weights.")] = Quantization.BFLOAT16,
+    threads: ThreadsOption = None,
+    device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")] = "cpu",
+    kv_tokens: KvTokensOption = None,
+    ask: AskOption = None,
+    log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
+) -> None:
+    """Run tracker, gateway and the node of the first layers here. Other machines join with `meshnet node`."""
+    own = NodePlan(
+        node_id, join_address(listen, node_port), vram, quantization.value, threads, device, tracker_node=True
+    )
+    plan = MeshPlan(
+        tracker_listen=join_address(listen, tracker_port),
+        gateway_listen=join_address(listen, gateway_port),
+        nodes=(own,),
+        models=tuple(model or ()),
+        models_dir=models,
+        deploy=_model_ids(model, models),
+        kv_tokens=kv_tokens,
+        advertise=advertise,
+        log_level=log_level,
+    )
+    _run(plan, ask, waits_for_others=True)
+
+
+@app.command()
+def status(tracker: TrackerOption = "127.0.0.1:7700") -> None:
+    """Show the nodes and the coverage map."""
+    with admin_client(tracker) as client:
+        topology, shortfalls = client.topology(), client.shortfalls()
+    console.print(nodes_table(topology))
+    console.print()
+    console.print(coverage_picture(topology, shortfalls))
+
+
+@app.command()
+def deploy(
+    model_id: Annotated[str, typer.Argument(help="A model that at least one node has the files of.")],
+    tracker: TrackerOption = "127.0.0.1:7700",
+    kv_tokens: KvTokensOption = None,
+    priority: Annotated[int, typer.Option(help="Placed in falling order when memory is short.")] = 0,
+) -> None:
+    """Ask the mesh to serve a model."""
+    with admin_client(tracker) as client:
+        model, shortfall = client.deploy(model_id, kv_tokens or 0, priority)
+    console.print(
+        f"{model.model_id} is deployed: {model.manifest.num_layers} layers. `meshnet status` shows how it loads."
+    )
+    if shortfall:
+        console.print(shortfall, style="red")
+
+
+@app.command()
+def undeploy(
+    model_id: Annotated[str, typer.Argument(help="A deployed model.")], tracker: TrackerOption = "127.0.0.1:7700"
+) -> None:
+    """Stop serving a model and free its memory on all nodes."""
+    with admin_client(tracker) as client:
+        client.undeploy(model_id)
+    console.print(f"{model_id} is no longer deployed.")
+
+
+@app.command()
+def chat(
+    url: Annotated[str, typer.Option(help="The gateway.", envvar="MESHNET_GATEWAY")] = "http://127.0.0.1:8000",
+    model: Annotated[str | None, typer.Option(help="Default: the first that the mesh serves.")] = None,
+    system: Annotated[str | None, typer.Option(help="System message.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(help="Most tokens of one answer.", min=1)] = None,
+    temperature: Annotated[float, typer.Option(help="0 always takes the likeliest token.", min=0, max=2)] = 0.0,
+) -> None:
+    """Talk to a model of the mesh."""
+    try:
+        url = url.rstrip("/")
+        run_chat(Answering(url, model or first_model(url), max_tokens, temperature), system)
+    except ChatFailed as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(1) from None
+
+
+def _model_ids(model: list[str] | None, models: Path | None) -> tuple[str, ...]:
+    try:
+        found = locate_models(model or (), models)
+    except InvalidRequest as error:
+        raise typer.BadParameter(str(error)) from None
+    if not found:
+        raise typer.BadParameter(
+            "name a model: --model PATH of a Hugging Face directory or a GGUF file, or --models DIR"
+        )
+    return tuple(found)
+
+
+def _each(text: str | None, count: int, option: str) -> list[str | None]:
+    values: list[str | None] = [part.strip() or None for part in (text or "").split(",")]
+    if len(values) not in (1, count):
+        raise typer.BadParameter(f"{option} has {len(values)} values for {count} nodes: give one, or one a node")
+    return values if len(values) == count else values * count
+
+
+def _run(plan: MeshPlan, ask: str | None, *, waits_for_others: bool = False) -> None:
+    launcher = Launcher(plan, console)
+    with sigterm_interrupts():
+        try:
+            mesh = launcher.start()
+            if waits_for_others:
+                _invite(mesh)
+            topology = launcher.wait_until_served(mesh)
+            console.print(nodes_table(topology))
+            console.print()
+            console.print(coverage_picture(topology, {}))
+            if ask:
+                _ask(mesh, ask)
+            _how_to_go_on(mesh, launcher)
+            launcher.wait()
+        except KeyboardInterrupt:
+            console.print("\nstopping")
+        except ProcessFailed as error:
+            console.print(f"{error}\n", style="red")
+            raise typer.Exit(1) from None
+        finally:
+            launcher.processes.stop()
+
+
+def _invite(mesh: RunningMesh) -> None:
+    console.print(f"tracker at {mesh.tracker_address}; other machines join with")
+    console.print("  meshnet node --tracker THIS_MACHINE:PORT --listen 0.0.0.0:7710 --model ID=PATH\n")
+
+
+def _ask(mesh: RunningMesh, question: str) -> None:
+    console.print(f"[bold]{question}[/bold]")
+    answering = Answering(mesh.gateway_url, first_model(mesh.gateway_url), max_tokens=256)
+    print_answer(answering, [{"role": "user", "content": question}])
+    console.print()
+
+
+def _how_to_go_on(mesh: RunningMesh, launcher: Launcher) -> None:
+    model = first_model(mesh.gateway_url)
+    url, tracker = mesh.gateway_url, mesh.tracker_address
+    console.print(
+        f"The mesh is up. In another terminal:\n\n"
+        f"  curl -N {url}/v1/chat/completions -H 'Content-Type: application/json' -d \\\n"
+        f"""    '{{"model": "{model}", "stream": true, "messages": [{{"role": "user", "content": "Say hello."}}]}}'\n"""
+        f"  meshnet chat --url {url}\n"
+        f"  meshnet status --tracker {tracker}\n"
+        f"  grpcurl -plaintext {tracker} meshnet.v1.Admin/GetCoverage\n\n"
+        f"Logs are in {launcher.processes.log_dir}. Ctrl-C ends everything.",
+        markup=False,
+        soft_wrap=True,
+    )

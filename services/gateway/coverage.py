@@ -1,0 +1,79 @@
+"""The coverage map and the mesh's health as JSON objects."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from meshnet.model import LayerRange
+from meshnet.topology import Coverage, Node, Topology
+
+
+def health(topology: Topology, tracker_connected: bool) -> dict[str, Any]:
+    """`status` is "ok" if the tracker is heard and every model is complete, else "degraded"."""
+    models = {model_id: _model_health(topology.coverage(model_id)) for model_id in sorted(topology.models)}
+    ok = tracker_connected and all(model["complete"] for model in models.values())
+    return {"status": "ok" if ok else "degraded", "tracker_connected": tracker_connected, "models": models}
+
+
+def coverage_map(topology: Topology) -> dict[str, Any]:
+    return {
+        "topology_version": topology.version,
+        "models": {model_id: _model_coverage(topology, model_id) for model_id in sorted(topology.models)},
+        "nodes": [_node(node) for _, node in sorted(topology.nodes.items())],
+    }
+
+
+def _model_health(coverage: Coverage) -> dict[str, Any]:
+    return {"complete": coverage.complete, "missing_layers": [str(layers) for layers in coverage.missing]}
+
+
+def _model_coverage(topology: Topology, model_id: str) -> dict[str, Any]:
+    coverage = topology.coverage(model_id)
+    model = topology.models[model_id]
+    return {
+        "num_layers": model.manifest.num_layers,
+        "complete": coverage.complete,
+        "missing": [_layers(layers) for layers in coverage.missing],
+        "spans": [
+            {**_layers(span.layers), "ready": list(span.ready), "loading": list(span.loading)}
+            for span in coverage.spans
+        ],
+        "context_length": model.manifest.context_length,
+        "kv_tokens": model.kv_tokens,
+        "priority": model.priority,
+        "revision": model.manifest.revision,
+    }
+
+
+def _node(node: Node) -> dict[str, Any]:
+    return {
+        "node_id": node.node_id,
+        "forward_address": node.forward_address,
+        "grpc_address": node.grpc_address,
+        "alive": node.alive,
+        "stub": node.stub,
+        "tracker_node": node.tracker_node,
+        "device": node.device,
+        "vram_bytes": node.vram_bytes,
+        "resident_bytes": node.resident_bytes,
+        "quantization": node.quantization.value,
+        "num_sessions": node.num_sessions,
+        "kv_tokens_free": node.kv_tokens_free,
+        "software_version": node.software_version,
+        "available_models": sorted(node.available_models),
+        "shards": [
+            {
+                "model_id": shard.model_id,
+                **_layers(shard.layers),
+                "quantization": shard.quantization.value,
+                "state": shard.state.value,
+                "bytes_done": shard.bytes_done,
+                "bytes_total": shard.bytes_total,
+            }
+            for shard in node.shards
+        ],
+    }
+
+
+def _layers(layers: LayerRange) -> dict[str, int]:
+    return {"start": layers.start, "end": layers.end}

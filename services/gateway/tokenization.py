@@ -1,0 +1,132 @@
+"""Tokenizers and chat templates, from a Hugging Face directory or a GGUF file. Runs without torch.
+
+Everything here may take long, so it is called in worker threads only.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import gguf
+from jinja2 import TemplateError
+from tokenizers import Tokenizer
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+from transformers.integrations.gguf.gguf_tokenizer_mapping import (
+    GGUF_TOKENIZER_MAPPING,
+    convert_gguf_tokenizer,
+)
+
+from meshnet.errors import InvalidRequest
+from meshnet.model_files import ModelFiles
+
+# Names of tokens that end a turn in chat templates, in models whose configuration names another end token.
+_END_OF_TURN = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>", "<|end|>", "<|return|>")
+_GGUF_SPECIAL_TOKENS = {
+    "bos_token": "bos_token_id",
+    "eos_token": "eos_token_id",
+    "unk_token": "unknown_token_id",
+    "pad_token": "padding_token_id",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ModelTokenizer:
+    """The tokenizer of one model. Methods may run in several threads at once."""
+
+    tokenizer: Any
+    backend: Tokenizer
+    stop_token_ids: frozenset[int]
+    chat_stop_token_ids: frozenset[int]
+    max_token_chars: int
+
+    def encode(self, text: str, *, special_tokens: bool) -> list[int]:
+        """Token ids of a text; with the special tokens that begin a text, if asked."""
+        # In batches, because only those release the interpreter lock; "fast" leaves out offsets, which nobody reads.
+        (encoding,) = self.backend.encode_batch_fast([text], add_special_tokens=special_tokens)
+        ids: list[int] = encoding.ids
+        return ids
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """The text of token ids, special tokens left out."""
+        text: str = self.backend.decode(token_ids, skip_special_tokens=True)
+        return text
+
+    def render_chat(self, messages: Sequence[Mapping[str, str]]) -> str:
+        """The prompt text of a conversation. Raises InvalidRequest with what the template has against it."""
+        if not self.tokenizer.chat_template:
+            raise InvalidRequest("this model has no chat template; use /v1/completions")
+        try:
+            text: str = self.tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
+        except (TemplateError, TypeError, ValueError, LookupError, ArithmeticError, AttributeError) as error:
+            raise InvalidRequest(f"the chat template refuses these messages: {error}") from error
+        return text
+
+
+def load_tokenizer(files: ModelFiles) -> ModelTokenizer:
+    """Raises whatever the libraries raise for files that are damaged or of no known kind."""
+    if files.is_gguf:
+        tokenizer, generation_config = _from_gguf(files.path), {}
+    else:
+        # Never code from the model's directory, and never the network.
+        tokenizer = AutoTokenizer.from_pretrained(files.path, local_files_only=True, trust_remote_code=False)
+        generation_config = _read_json(files.path / "generation_config.json")
+    backend = tokenizer.backend_tokenizer
+    backend.no_truncation()
+    backend.no_padding()
+    vocabulary: dict[str, int] = backend.get_vocab()
+    stops = _eos_ids(generation_config) | ({tokenizer.eos_token_id} - {None})
+    turns = {vocabulary[token] for token in _END_OF_TURN if _ends_turns(token, tokenizer, vocabulary)}
+    return ModelTokenizer(
+        tokenizer=tokenizer,
+        backend=backend,
+        stop_token_ids=frozenset(stops),
+        chat_stop_token_ids=frozenset(stops | turns),
+        max_token_chars=max(map(len, vocabulary), default=1),
+    )
+
+
+def _ends_turns(token: str, tokenizer: Any, vocabulary: Mapping[str, int]) -> bool:
+    return token in vocabulary and token in str(tokenizer.chat_template)
+
+
+def _eos_ids(generation_config: Mapping[str, Any]) -> set[int]:
+    eos = generation_config.get("eos_token_id")
+    return {token_id for token_id in (eos if isinstance(eos, list) else [eos]) if isinstance(token_id, int)}
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    value = json.loads(path.read_text(encoding="utf-8"))
+    return value if isinstance(value, dict) else {}
+
+
+def _from_gguf(path: Path) -> PreTrainedTokenizerFast:
+    """What `AutoTokenizer.from_pretrained(..., gguf_file=...)` makes; that one imports torch."""
+    metadata = _gguf_metadata(path)
+    fields, settings = (
+        {name: metadata[key] for short, name in names.items() if (key := f"tokenizer.{short}") in metadata}
+        for names in (GGUF_TOKENIZER_MAPPING["tokenizer"], GGUF_TOKENIZER_MAPPING["tokenizer_config"])
+    )
+    kind = fields.get("tokenizer_type")
+    if kind == "llama":
+        # Older files have no flag, and a sentencepiece vocabulary that does not say otherwise begins with BOS.
+        settings.setdefault("add_bos_token", True)
+    elif kind == "gemma4":
+        # The flag is set, but the chat template writes BOS itself.
+        settings["add_bos_token"] = False
+    for name, key in _GGUF_SPECIAL_TOKENS.items():
+        token_id = metadata.get(f"tokenizer.ggml.{key}")
+        settings[name] = fields["tokens"][token_id] if token_id is not None else None
+    backend, more = convert_gguf_tokenizer(metadata["general.architecture"], fields)
+    return PreTrainedTokenizerFast(tokenizer_object=backend, **settings, **more)
+
+
+def _gguf_metadata(path: Path) -> dict[str, Any]:
+    reader = gguf.GGUFReader(path)
+    wanted = ("tokenizer.", "general.architecture")
+    return {name: field.contents() for name, field in reader.fields.items() if name.startswith(wanted)}

@@ -1,0 +1,110 @@
+"""All KV caches of an executor, and the checks that a work must pass before it touches any."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from meshnet.errors import InvalidRequest, PositionMismatch
+from meshnet.model import LayerRange
+from services.node.engine.attention import CachedSegment
+from services.node.engine.kv_cache import KvCache
+from services.node.work import Segment, SessionKey
+
+
+class KvCaches:
+    """KV caches by key. One exists from a session's first step until it is freed."""
+
+    def __init__(self) -> None:
+        self._caches: dict[SessionKey, KvCache] = {}
+
+    def __len__(self) -> int:
+        return len(self._caches)
+
+    @property
+    def allocated_bytes(self) -> int:
+        return sum(cache.allocated_bytes for cache in self._caches.values())
+
+    def free(self, keys: Iterable[SessionKey]) -> None:
+        for key in keys:
+            self._caches.pop(key, None)
+
+    def free_layers(self, model_id: str, layers: LayerRange) -> None:
+        """Frees the caches that run through any of these layers."""
+        self.free([key for key in self._caches if key.model_id == model_id and key.layers.overlaps(layers)])
+
+    def cached_length(self, key: SessionKey) -> int:
+        cache = self._caches.get(key)
+        return 0 if cache is None else cache.length
+
+    def begin(self, key: SessionKey, position: int) -> KvCache:
+        """The cache of a key, made if there is none, cut back to `position` if it is longer."""
+        cache = self._caches.setdefault(key, KvCache(key.layers))
+        cache.truncate(min(position, cache.length))
+        return cache
+
+    def check_integrity(self) -> None:
+        for key, cache in self._caches.items():
+            assert cache.layers == key.layers
+            cache.check_integrity()
+
+
+class StepPlan:
+    """What a step will do to the caches: segments are admitted one work at a time, then begun, then committed.
+
+    Lengths count as if the works admitted before had run, so that two works of a step may continue one session.
+    """
+
+    def __init__(self, caches: KvCaches, model_id: str, layers: LayerRange, context_length: int) -> None:
+        self._caches = caches
+        self._model_id = model_id
+        self._layers = layers
+        self._context_length = context_length
+        self._lengths: dict[SessionKey, int] = {}
+        self._admitted: list[Segment] = []
+
+    @property
+    def segments(self) -> tuple[Segment, ...]:
+        return tuple(self._admitted)
+
+    def admit(self, segments: tuple[Segment, ...]) -> None:
+        """Takes all segments of a work. Raises PositionMismatch or InvalidRequest, and then has taken none."""
+        lengths = dict(self._lengths)
+        for segment in segments:
+            self._check(segment)
+            cached = lengths.get(segment.key, self._caches.cached_length(segment.key))
+            if segment.position > cached:
+                raise PositionMismatch(
+                    f"session {segment.key.session} has {cached} tokens cached here, not {segment.position}", cached
+                )
+            lengths[segment.key] = segment.position + segment.num_tokens
+        self._lengths = lengths
+        self._admitted += segments
+
+    def begin(self) -> tuple[CachedSegment, ...]:
+        """Cuts the caches back, and gives the rows of the packed step to its segments, in order."""
+        cached: list[CachedSegment] = []
+        row = 0
+        for segment in self._admitted:
+            cache = self._caches.begin(segment.key, segment.position)
+            cached.append(CachedSegment(row, row + segment.num_tokens, segment.position, cache))
+            row += segment.num_tokens
+        return tuple(cached)
+
+    def commit(self, cached: Iterable[CachedSegment]) -> None:
+        """All layers have run: the caches are as long as they were written."""
+        for segment in cached:
+            segment.cache.length = segment.position + segment.end - segment.start
+
+    def _check(self, segment: Segment) -> None:
+        if (segment.key.model_id, segment.key.layers) != (self._model_id, self._layers):
+            raise InvalidRequest("a segment's session is of another model or other layers than its work")
+        if segment.num_tokens < 1 or segment.position < 0 or not 0 <= segment.num_returned <= segment.num_tokens:
+            raise InvalidRequest(
+                f"a segment of {segment.num_tokens} tokens at position {segment.position} "
+                f"with {segment.num_returned} returned is impossible"
+            )
+        if segment.position + segment.num_tokens > self._context_length:
+            raise InvalidRequest(
+                f"position {segment.position + segment.num_tokens} is beyond the model's context "
+                f"of {self._context_length} tokens"
+            )

@@ -1,0 +1,248 @@
+"""The executor that runs real models: services.node.work.Executor on torch."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Mapping, Sequence
+from typing import TypeVar
+
+import torch
+
+from meshnet.errors import InvalidRequest, LoadFailed, MeshnetError, UnknownModel
+from meshnet.model import LayerRange
+from meshnet.model_files import ModelFiles
+from services.node.engine.buffers import to_buffer, write_rows
+from services.node.engine.caches import KvCaches, StepPlan
+from services.node.engine.config import make_config
+from services.node.engine.gguf_weights import GgufSource
+from services.node.engine.held_model import HeldModel
+from services.node.engine.loading import load_shard
+from services.node.engine.precision import BOUNDARY_DTYPE
+from services.node.engine.sampling import choose
+from services.node.engine.shard import Entry, TorchShard
+from services.node.engine.structure import find_structure
+from services.node.engine.weights import SafetensorsSource
+from services.node.gguf_file import gguf_config, open_gguf
+from services.node.model_config import read_config
+from services.node.work import (
+    ForwardWork,
+    FreeWork,
+    LoadedShard,
+    Progress,
+    PromptWork,
+    Result,
+    SampleWork,
+    ShardSpec,
+    Work,
+)
+
+_Kind = TypeVar("_Kind")
+
+
+class TorchExecutor:
+    """Holds shards of the models that this machine has files of, on one device.
+
+    `threads`: CPU threads that torch uses, in the whole process.
+    """
+
+    def __init__(self, models: Mapping[str, ModelFiles], device: str = "cpu", threads: int = 1) -> None:
+        self._files = dict(models)
+        self._device = torch.device(device)
+        self._models: dict[str, HeldModel] = {}
+        self._caches = KvCaches()
+        torch.set_num_threads(threads)
+
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes that the KV caches really take."""
+        return self._caches.allocated_bytes
+
+    def entry(self, model_id: str) -> Entry:
+        """The embedding and head that are held. Raises UnknownModel or WrongLayers. For measurements and tests."""
+        return self._held(model_id).entry()
+
+    def check_integrity(self) -> None:
+        """Asserts that the KV caches are what they should be."""
+        self._caches.check_integrity()
+
+    def load(self, spec: ShardSpec, progress: Progress) -> LoadedShard:
+        model_id = spec.manifest.model_id
+        if model_id not in self._files:
+            raise LoadFailed(f"this node has no files of model {model_id!r}")
+        try:
+            return self._load(self._files[model_id], spec, progress)
+        except LoadFailed:
+            raise
+        except (MemoryError, torch.OutOfMemoryError) as error:
+            raise LoadFailed(f"out of memory while loading layers {spec.layers} of model {model_id!r}") from error
+        # The one boundary at which the errors of torch, transformers, bitsandbytes and the file formats arrive.
+        except Exception as error:
+            reason = f"{type(error).__name__}: {error}"
+            raise LoadFailed(f"layers {spec.layers} of model {model_id!r} cannot be loaded: {reason}") from error
+
+    def attach(self, shard: LoadedShard) -> None:
+        assert isinstance(shard, TorchShard)
+        # Layers that are held already are replaced, and what their sessions cached may be of another precision.
+        self._caches.free_layers(shard.model_id, shard.range)
+        self._models.setdefault(shard.model_id, HeldModel(shard)).attach(shard)
+
+    def detach(self, model_id: str, layers: LayerRange) -> None:
+        self._caches.free_layers(model_id, layers)
+        model = self._models.get(model_id)
+        if model is None:
+            return
+        model.detach(layers)
+        if model.is_empty:
+            del self._models[model_id]
+        # Quantized layers refer to themselves in circles; without this their memory stays for a while.
+        gc.collect()
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def run(self, batch: Sequence[Work]) -> list[Result]:
+        try:
+            return self._run(batch)
+        # A step that fails as a whole, in whatever way, is the answer to each of its works, and nothing more.
+        except Exception as error:
+            return [error] * len(batch)
+
+    @torch.inference_mode()
+    def _load(self, files: ModelFiles, spec: ShardSpec, progress: Progress) -> TorchShard:
+        total = spec.manifest.weight_bytes(spec.layers, spec.quantization)
+        loaded = 0
+
+        def on_bytes(count: int) -> None:
+            nonlocal loaded
+            loaded += count
+            progress(min(loaded, total), total)
+
+        if files.is_gguf:
+            reader = open_gguf(files)
+            stated = gguf_config(reader)
+            structure = find_structure(make_config(stated))
+            source = GgufSource(reader, stated, spec.manifest.num_layers)
+            return load_shard(spec, structure, source, self._device, on_bytes)
+        structure = find_structure(make_config(read_config(files)))
+        with SafetensorsSource(files, structure.base) as tensors:
+            return load_shard(spec, structure, tensors, self._device, on_bytes)
+
+    @torch.inference_mode()
+    def _run(self, batch: Sequence[Work]) -> list[Result]:
+        match list(batch):
+            case []:
+                return []
+            case [FreeWork(), *_] as works:
+                for work in _all_of(works, FreeWork):
+                    self._caches.free(work.keys)
+                return [None] * len(works)
+            case [SampleWork(), *_] as works:
+                return self._sample(_all_of(works, SampleWork))
+            case [PromptWork(), *_] as works:
+                return self._step(_all_of(works, PromptWork))
+            case works:
+                return self._step(_all_of(works, ForwardWork))
+
+    def _model(self, works: Sequence[ForwardWork | PromptWork | SampleWork]) -> HeldModel:
+        model_id = works[0].model_id
+        assert all(work.model_id == model_id for work in works)
+        return self._held(model_id)
+
+    def _held(self, model_id: str) -> HeldModel:
+        if model_id not in self._models:
+            raise UnknownModel(f"no layers of model {model_id!r} are held here")
+        return self._models[model_id]
+
+    def _step(self, works: Sequence[ForwardWork | PromptWork]) -> list[Result]:
+        """Runs the works' layers over all their tokens, packed as one row. A work that is refused is left out."""
+        model, layers = self._model(works), works[0].layers
+        assert all(work.layers == layers for work in works)
+        model.check_held(layers)
+        plan = StepPlan(self._caches, works[0].model_id, layers, model.context_length)
+        refused: dict[int, MeshnetError] = {}
+        for index, work in enumerate(works):
+            try:
+                _check_input(work, model)
+                plan.admit(work.segments)
+            except MeshnetError as error:
+                refused[index] = error
+        admitted = [work for index, work in enumerate(works) if index not in refused]
+        rows = iter(self._run_admitted(model, layers, plan, admitted) if admitted else [])
+        return [refused[index] if index in refused else next(rows) for index in range(len(works))]
+
+    def _run_admitted(
+        self, model: HeldModel, layers: LayerRange, plan: StepPlan, works: Sequence[ForwardWork | PromptWork]
+    ) -> list[memoryview]:
+        positions = [torch.arange(s.position, s.position + s.num_tokens) for s in plan.segments]
+        position_ids = torch.cat(positions)[None].to(self._device)
+        hidden = self._input(model, works, position_ids)
+        cached = plan.begin()
+        hidden = model.forward(layers, hidden, position_ids, cached)[0]
+        plan.commit(cached)
+        return _split(hidden, works)
+
+    def _input(
+        self, model: HeldModel, works: Sequence[ForwardWork | PromptWork], position_ids: torch.Tensor
+    ) -> torch.Tensor:
+        """The works' tokens as `[1, tokens, hidden]`."""
+        prompts = [work for work in works if isinstance(work, PromptWork)]
+        if prompts:
+            token_ids = torch.tensor([token for work in prompts for token in work.token_ids], device=self._device)
+            return model.entry().embed(token_ids[None], position_ids)
+        hidden = torch.empty(position_ids.shape[1], model.hidden_size, dtype=BOUNDARY_DTYPE)
+        row = 0
+        for work in _all_of(works, ForwardWork):
+            write_rows(hidden[row : row + work.num_tokens], work.hidden)
+            row += work.num_tokens
+        return hidden[None].to(self._device)
+
+    def _sample(self, works: Sequence[SampleWork]) -> list[Result]:
+        """Norm and head once for the batch, then a token for each."""
+        model = self._model(works)
+        hidden = torch.zeros(len(works), model.hidden_size, dtype=BOUNDARY_DTYPE)
+        refused: dict[int, MeshnetError] = {}
+        for index, work in enumerate(works):
+            try:
+                write_rows(hidden[index], work.hidden)
+            except MeshnetError as error:
+                refused[index] = error
+        logits = model.entry().logits(hidden.to(self._device))
+        return [
+            refused[index] if index in refused else choose(logits[index], work.sampling, work.uniform)
+            for index, work in enumerate(works)
+        ]
+
+
+def _all_of(works: Sequence[object], kind: type[_Kind]) -> list[_Kind]:
+    assert all(isinstance(work, kind) for work in works), "a batch is of one kind"
+    return [work for work in works if isinstance(work, kind)]
+
+
+def _check_input(work: ForwardWork | PromptWork, model: HeldModel) -> None:
+    """Raises InvalidRequest if the input is not as long as the segments, or not of this model."""
+    num_tokens = sum(segment.num_tokens for segment in work.segments)
+    if not work.segments:
+        raise InvalidRequest("a work without segments")
+    if isinstance(work, ForwardWork):
+        expected = num_tokens * model.hidden_size * BOUNDARY_DTYPE.itemsize
+        if memoryview(work.hidden).nbytes != expected:
+            raise InvalidRequest(f"{num_tokens} tokens take {expected} bytes, not {memoryview(work.hidden).nbytes}")
+        return
+    if work.layers.start != 0:
+        raise InvalidRequest("token ids can only be run from layer 0 on")
+    if len(work.token_ids) != num_tokens:
+        raise InvalidRequest(f"the segments have {num_tokens} tokens, {len(work.token_ids)} are given")
+    if not all(0 <= token < model.vocab_size for token in work.token_ids):
+        raise InvalidRequest(f"a token id is not in the vocabulary of {model.vocab_size} tokens")
+
+
+def _split(hidden: torch.Tensor, works: Sequence[ForwardWork | PromptWork]) -> list[memoryview]:
+    """Of `[tokens, hidden]`, the rows that each work wants back."""
+    results: list[memoryview] = []
+    end = 0
+    for work in works:
+        kept = []
+        for segment in work.segments:
+            end += segment.num_tokens
+            kept.append(hidden[end - segment.num_returned : end])
+        results.append(to_buffer(kept[0] if len(kept) == 1 else torch.cat(kept)))
+    return results

@@ -1,0 +1,82 @@
+"""The attached layers of one model, and running them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from meshnet.errors import WrongLayers
+from meshnet.model import LayerRange, merge_layers
+from services.node.engine.attention import CachedSegment
+from services.node.engine.shard import Entry, HeldLayer, Rotary, TorchShard
+
+
+class HeldModel:
+    """Layers come and go in pieces; any contiguous part of them can be run."""
+
+    def __init__(self, shard: TorchShard) -> None:
+        self.hidden_size = shard.hidden_size
+        self.vocab_size = shard.vocab_size
+        self.context_length = shard.context_length
+        self._rotary: Rotary | None = shard.rotary
+        self._layers: dict[int, HeldLayer] = {}
+        self._entry: Entry | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._layers
+
+    def attach(self, shard: TorchShard) -> None:
+        self._layers |= shard.layers
+        self._entry = shard.entry or self._entry
+
+    def detach(self, layers: LayerRange) -> None:
+        for layer in layers.layers:
+            self._layers.pop(layer, None)
+        if 0 in layers:
+            self._entry = None
+
+    def entry(self) -> Entry:
+        """Raises WrongLayers if layer 0 is not held here."""
+        if self._entry is None:
+            raise WrongLayers("this node does not hold layer 0, the embedding and the LM head")
+        return self._entry
+
+    def check_held(self, layers: LayerRange) -> None:
+        """Raises WrongLayers if not all of them are held."""
+        if not self._layers.keys() >= set(layers.layers):
+            held = ", ".join(map(str, merge_layers(set(self._layers))))
+            raise WrongLayers(f"layers {layers} are not all held here; {held} are")
+
+    def forward(
+        self,
+        layers: LayerRange,
+        hidden: torch.Tensor,
+        position_ids: torch.Tensor,
+        segments: Sequence[CachedSegment],
+    ) -> torch.Tensor:
+        """Runs layers over `[1, tokens, hidden]`, which `segments` divide, and extends their caches.
+
+        Returns `[1, tokens, hidden]` in the last layer's dtype. The caches' lengths stay as they are.
+        """
+        rotations: dict[torch.dtype, dict[str, object]] = {}
+        for index in layers.layers:
+            layer = self._layers[index]
+            hidden = hidden.to(layer.dtype)
+            if layer.dtype not in rotations:
+                rotations[layer.dtype] = self._rotations(hidden, position_ids)
+            hidden = layer.module(
+                hidden,
+                attention_mask=None,
+                position_ids=position_ids,
+                use_cache=False,
+                segments=tuple(segments),
+                **rotations[layer.dtype],
+            )
+        return hidden
+
+    def _rotations(self, hidden: torch.Tensor, position_ids: torch.Tensor) -> dict[str, object]:
+        if self._rotary is None:
+            return {}
+        return {"position_embeddings": self._rotary(hidden, position_ids=position_ids)}

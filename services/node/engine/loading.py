@@ -1,0 +1,135 @@
+"""Reads a shard's weights into the modules that it needs, tensor by tensor, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from transformers.pytorch_utils import Conv1D
+
+from meshnet.errors import LoadFailed
+from meshnet.model import ModelManifest, Quantization
+from services.node.engine.linear import held_bytes, make_linear, plain_linear
+from services.node.engine.precision import compute_dtype
+from services.node.engine.shard import Entry, HeldLayer, TorchShard
+from services.node.engine.structure import Structure
+from services.node.engine.weights import WeightSource
+from services.node.work import ShardSpec
+
+
+def load_shard(
+    spec: ShardSpec,
+    structure: Structure,
+    source: WeightSource,
+    device: torch.device,
+    on_bytes: Callable[[int], None],
+) -> TorchShard:
+    """Loads `spec.layers`. `on_bytes` hears of the bytes of each part as it is loaded. Raises LoadFailed.
+
+    The modules are taken out of `structure`, which is of no use afterwards.
+    """
+    _check_model(spec.manifest, structure, source)
+    loader = _Loader(structure, source, spec.quantization, device, on_bytes)
+    return TorchShard(
+        model_id=spec.manifest.model_id,
+        range=spec.layers,
+        layers={layer: loader.layer(layer) for layer in spec.layers.layers},
+        entry=loader.entry() if spec.layers.start == 0 else None,
+        rotary=loader.rotary(),
+        hidden_size=spec.manifest.hidden_size,
+        vocab_size=spec.manifest.vocab_size,
+        context_length=spec.manifest.context_length,
+    )
+
+
+def _check_model(manifest: ModelManifest, structure: Structure, source: WeightSource) -> None:
+    """The modules and the files must agree on all tensors of the model: one left out is a model silently wrong."""
+    config = structure.config
+    modules = (config.num_hidden_layers, config.hidden_size, config.vocab_size)
+    if modules != (manifest.num_layers, manifest.hidden_size, manifest.vocab_size):
+        raise LoadFailed(f"the manifest of model {manifest.model_id!r} is not that of the files here")
+    names = set(structure.model.state_dict())
+    tied = {f"{structure.head}.weight"} if structure.tied_head else set()
+    if missing := sorted(name for name in names - tied if not source.holds(name)):
+        raise LoadFailed(f"the weight files lack {len(missing)} tensors, among them {', '.join(missing[:3])}")
+    if unknown := sorted(source.leftovers(names)):
+        raise LoadFailed(f"the model has no place for {len(unknown)} tensors, among them {', '.join(unknown[:3])}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Loader:
+    structure: Structure
+    source: WeightSource
+    quantization: Quantization
+    device: torch.device
+    on_bytes: Callable[[int], None]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return compute_dtype(self.quantization)
+
+    def layer(self, index: int) -> HeldLayer:
+        name, module = self.structure.layer(index)
+        return HeldLayer(self._fill(name, module, self.quantization), self.dtype)
+
+    def entry(self) -> Entry:
+        """Embedding, norm and head are not quantized."""
+        embedding = self._fill_named(self.structure.embedding)
+        assert isinstance(embedding.weight, torch.Tensor)
+        tied = self.structure.tied_head
+        return Entry(
+            embedding=embedding,
+            positions=self._fill_named(self.structure.positions) if self.structure.positions else None,
+            norm=self._fill_named(self.structure.norm),
+            head=plain_linear(embedding.weight, None) if tied else self._fill_named(self.structure.head),
+            dtype=self.dtype,
+        )
+
+    def rotary(self) -> nn.Module | None:
+        """Made anew on the device: its frequencies are computed, and those of the meta model hold no values."""
+        if self.structure.rotary is None:
+            return None
+        kind = type(self.structure.module(self.structure.rotary))
+        with torch.device(self.device):
+            module: nn.Module = kind(config=self.structure.config)
+        return module.eval()
+
+    def _fill_named(self, name: str) -> nn.Module:
+        whole = Quantization.FLOAT32 if self.quantization is Quantization.FLOAT32 else Quantization.BFLOAT16
+        return self._fill(name, self.structure.module(name), whole)
+
+    def _fill(self, name: str, module: nn.Module, quantization: Quantization) -> nn.Module:
+        """The module with weights; where it is a linear layer itself, another in its place."""
+        if isinstance(module, nn.Linear | Conv1D):
+            return self._linear(name, module, quantization)
+        for child_name, child in list(module.named_children()):
+            setattr(module, child_name, self._fill(f"{name}.{child_name}", child, quantization))
+        for own, parameter in list(module.named_parameters(recurse=False)):
+            tensor = self._read(f"{name}.{own}", parameter.shape).to(self.device)
+            setattr(module, own, nn.Parameter(tensor, requires_grad=False))
+            self.on_bytes(tensor.nbytes)
+        if buffers := [own for own, _ in module.named_buffers(recurse=False)]:
+            raise LoadFailed(f"{type(module).__name__} computes {', '.join(buffers)} itself, which is not supported")
+        return module
+
+    def _linear(self, name: str, module: nn.Module, quantization: Quantization) -> nn.Module:
+        shape = module.weight.shape
+        assert isinstance(shape, torch.Size)
+        weight = self._read(f"{name}.weight", shape)
+        bias = module.bias
+        if isinstance(bias, torch.Tensor):
+            bias = self._read(f"{name}.bias", bias.shape)
+        assert bias is None or isinstance(bias, torch.Tensor)
+        # Conv1D holds [in, out].
+        weight = weight.T if isinstance(module, Conv1D) else weight
+        linear = make_linear(weight, bias, quantization, self.device)
+        self.on_bytes(held_bytes(linear))
+        return linear
+
+    def _read(self, name: str, shape: torch.Size) -> torch.Tensor:
+        tensor = self.source.read(name, self.dtype)
+        if tensor.shape != shape:
+            raise LoadFailed(f"tensor {name!r} has the shape {tuple(tensor.shape)}, the config makes it {tuple(shape)}")
+        return tensor

@@ -1,0 +1,68 @@
+"""A shard in memory: its layers, and what an entry node needs on top."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from meshnet.model import LayerRange
+from services.node.engine.linear import held_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class HeldLayer:
+    """One decoder layer. `dtype` is that of its activations and of its KV cache."""
+
+    module: nn.Module
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """What turns tokens into hidden states and back. A tied head shares the embedding's tensor."""
+
+    embedding: nn.Module
+    positions: nn.Module | None
+    norm: nn.Module
+    head: nn.Module
+    dtype: torch.dtype
+
+    def embed(self, token_ids: torch.Tensor, position_ids: torch.Tensor) -> torch.Tensor:
+        """`[1, tokens]` ids and positions to `[1, tokens, hidden]`."""
+        hidden: torch.Tensor = self.embedding(token_ids)
+        return hidden if self.positions is None else hidden + self.positions(position_ids)
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """`[rows, hidden]`, the last layer's output, to `[rows, vocab]` in the model's dtype."""
+        logits: torch.Tensor = self.head(self.norm(hidden.to(self.dtype)))
+        return logits
+
+
+# (any tensor, position_ids [1, tokens]) -> (cos, sin) in the tensor's dtype.
+Rotary = Callable[..., tuple[torch.Tensor, torch.Tensor]]
+
+
+@dataclass(frozen=True, slots=True)
+class TorchShard:
+    """A loaded shard of `model_id`. `entry` is there if it starts at layer 0, `rotary` if the model has one."""
+
+    model_id: str
+    range: LayerRange
+    layers: Mapping[int, HeldLayer]
+    entry: Entry | None
+    rotary: Rotary | None
+    hidden_size: int
+    vocab_size: int
+    context_length: int
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes that its weights take, as measured."""
+        parts = [layer.module for layer in self.layers.values()]
+        if self.entry is not None:
+            entry = (self.entry.embedding, self.entry.positions, self.entry.norm, self.entry.head)
+            parts += [part for part in entry if part is not None]
+        return held_bytes(nn.ModuleList(parts))

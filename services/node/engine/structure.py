@@ -1,0 +1,103 @@
+"""Where the parts of a decoder are, found by structure on a model without weights."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AutoModelForCausalLM
+
+from meshnet.errors import LoadFailed
+from services.node.engine import attention
+
+
+@dataclass(frozen=True, slots=True)
+class Structure:
+    """A model on the meta device and the names of its parts in it. Of `rotary` and `positions` one is there."""
+
+    model: Any
+    config: Any
+    base: str
+    layers: str
+    embedding: str
+    norm: str
+    head: str
+    rotary: str | None
+    positions: str | None
+
+    def module(self, name: str) -> nn.Module:
+        found: nn.Module = self.model.get_submodule(name)
+        return found
+
+    def layer(self, index: int) -> tuple[str, nn.Module]:
+        """A layer's name and the layer itself, which knows its index."""
+        name = f"{self.layers}.{index}"
+        return name, self.module(name)
+
+    @property
+    def tied_head(self) -> bool:
+        return bool(self.config.tie_word_embeddings)
+
+
+def find_structure(config: Any) -> Structure:
+    """Raises LoadFailed for a model that is not embedding, equal layers, norm and head, and nothing else."""
+    model = _build(config)
+    names = {id(module): name for name, module in model.named_modules()}
+    base = model.base_model
+    if base is model:
+        raise LoadFailed(f"{type(model).__name__} has no base model")
+    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+    layers = [part for part in base.children() if isinstance(part, nn.ModuleList)]
+    if len(layers) != 1 or len(layers[0]) != config.num_hidden_layers or embedding is None or head is None:
+        raise LoadFailed(f"{type(model).__name__} is not an embedding, one list of layers and a head")
+    rest = [part for part in base.children() if part is not layers[0] and part is not embedding]
+    norm = _only(model, "final norm", [part for part in rest if _is_norm(part, config.hidden_size)])
+    rotary = [part for part in rest if hasattr(part, "inv_freq")]
+    positions = [part for part in rest if isinstance(part, nn.Embedding)]
+    positional = _only(model, "position embedding", rotary + positions)
+    _refuse_strangers(model, [part for part in rest if part is not norm and part is not positional])
+    return Structure(
+        model=model,
+        config=config,
+        base=names[id(base)],
+        layers=names[id(layers[0])],
+        embedding=names[id(embedding)],
+        norm=names[id(norm)],
+        head=names[id(head)],
+        rotary=names[id(positional)] if rotary else None,
+        positions=names[id(positional)] if positions else None,
+    )
+
+
+def _build(config: Any) -> Any:
+    # from_config writes the choice of attention into the config that it is given.
+    config = copy.deepcopy(config)
+    attention.register()
+    try:
+        with torch.device("meta"):
+            return AutoModelForCausalLM.from_config(config, attn_implementation=attention.ATTENTION).eval()
+    # Whatever a model's constructor does with a config that does not fit.
+    except Exception as error:
+        raise LoadFailed(f"no model can be built from the config: {error}") from error
+
+
+def _is_norm(part: nn.Module, hidden_size: int) -> bool:
+    weight = getattr(part, "weight", None)
+    return isinstance(weight, torch.Tensor) and tuple(weight.shape) == (hidden_size,)
+
+
+def _only(model: nn.Module, role: str, found: list[nn.Module]) -> nn.Module:
+    if len(found) != 1:
+        raise LoadFailed(f"{type(model).__name__} has {len(found)} parts that look like its {role}, not one")
+    return found[0]
+
+
+def _refuse_strangers(model: Any, parts: list[nn.Module]) -> None:
+    strangers = [part for part in parts if not isinstance(part, nn.Dropout)]
+    outside = [part for part in model.children() if part not in (model.base_model, model.get_output_embeddings())]
+    if strangers or outside:
+        names = ", ".join(type(part).__name__ for part in strangers + outside)
+        raise LoadFailed(f"{type(model).__name__} has parts that are not supported: {names}")

@@ -1,0 +1,151 @@
+"""What a model weighs, layer by layer, from the headers of its weight files. Without torch."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from meshnet.errors import LoadFailed
+from meshnet.model import ModelManifest, WeightBytes
+from meshnet.model_files import ModelFiles
+from services.node.gguf_file import gguf_config, gguf_tensors, open_gguf
+from services.node.model_config import Config, ModelShape, check_supported, model_shape, read_config
+from services.node.safetensors_header import TensorHeader, read_directory
+
+NF4_BLOCK = 64
+_SCALE_BYTES = 4
+_KV_TENSORS = 2
+_KV_VALUE_BYTES = 2
+
+_LAYER = re.compile(r"(?:^|\.)(?:layers|h|blk)\.(\d+)\.(.+)")
+# Causal masks and rotary frequencies that older checkpoints store; they are computed instead.
+COMPUTED = re.compile(r"(?:\.|^)(?:attn|attention)\.(?:masked_)?bias$|rotary_emb\.inv_freq$")
+_EMBEDDING = re.compile(r"(?:^|\.)(?:embed_tokens|wte|embed_in|token_embd)\.weight$")
+_HEAD = re.compile(r"^(?:lm_head|embed_out|output)\.weight$")
+_KEY_PROJECTION = re.compile(r"(?:self_attn\.k_proj|attn_k)\.weight$")
+# These say where a config was written, not what it means.
+_VOLATILE_KEYS = ("_name_or_path", "transformers_version")
+
+
+@dataclass(slots=True)
+class _Sorted:
+    """A model's tensors by the part that they belong to. Layers map the names inside a layer to tensors."""
+
+    layers: dict[int, dict[str, TensorHeader]] = field(default_factory=dict)
+    entry: dict[str, TensorHeader] = field(default_factory=dict)
+
+
+def read_manifest(files: ModelFiles) -> ModelManifest:
+    """Describes a model without loading it. Raises LoadFailed, with the reason, if it cannot be served."""
+    config, tensors = _read(files)
+    shape = model_shape(config)
+    parts = _sort(tensors, shape)
+    _check_layers(parts.layers, shape)
+    _check_entry(parts.entry, shape)
+    transposed = config["model_type"] == "gpt2" and not files.is_gguf
+    return ModelManifest(
+        model_id=files.model_id,
+        revision=_revision(config, tensors),
+        architecture=str((config.get("architectures") or [config["model_type"]])[0]),
+        hidden_size=shape.hidden_size,
+        vocab_size=shape.vocab_size,
+        context_length=shape.context_length,
+        layers=tuple(_layer_bytes(parts.layers[layer], transposed) for layer in range(shape.num_layers)),
+        entry=_total(_plain_bytes(tensor) for tensor in parts.entry.values()),
+        kv_bytes_per_token=_KV_TENSORS * shape.kv_heads * shape.head_dim * _KV_VALUE_BYTES,
+    )
+
+
+def _read(files: ModelFiles) -> tuple[Config, dict[str, TensorHeader]]:
+    if not files.is_gguf:
+        return read_config(files), read_directory(files.path)
+    reader = open_gguf(files)
+    config = gguf_config(reader)
+    check_supported(config)
+    return config, gguf_tensors(reader)
+
+
+def _sort(tensors: Mapping[str, TensorHeader], shape: ModelShape) -> _Sorted:
+    parts = _Sorted()
+    for name, tensor in tensors.items():
+        if COMPUTED.search(name):
+            continue
+        if match := _LAYER.search(name):
+            parts.layers.setdefault(int(match[1]), {})[match[2]] = tensor
+        elif not (shape.tied_head and _HEAD.search(name)):
+            parts.entry[name] = tensor
+    return parts
+
+
+def _check_layers(layers: Mapping[int, Mapping[str, TensorHeader]], shape: ModelShape) -> None:
+    if set(layers) != set(range(shape.num_layers)):
+        strange = sorted(set(layers) ^ set(range(shape.num_layers)))
+        raise LoadFailed(
+            f"the config names {shape.num_layers} layers, the weight files hold {len(layers)}; "
+            f"they differ in layers {', '.join(map(str, strange[:8]))}"
+        )
+    for layer, tensors in layers.items():
+        if unlike := sorted(set(tensors) ^ set(layers[0])):
+            raise LoadFailed(f"layers 0 and {layer} differ in their tensors: {', '.join(unlike[:3])}")
+    wanted = shape.kv_heads * shape.head_dim
+    for name, tensor in layers[0].items():
+        if _KEY_PROJECTION.search(name) and tensor.shape[:1] != (wanted,):
+            raise LoadFailed(f"the config's heads make keys of {wanted} values, the weights of {tensor.shape[0]}")
+
+
+def _check_entry(entry: Mapping[str, TensorHeader], shape: ModelShape) -> None:
+    embeddings = [tensor for name, tensor in entry.items() if _EMBEDDING.search(name)]
+    if not embeddings:
+        raise LoadFailed("the weight files hold no token embedding")
+    if any(tensor.shape != (shape.vocab_size, shape.hidden_size) for tensor in embeddings):
+        raise LoadFailed(
+            f"the config names {shape.vocab_size} tokens of {shape.hidden_size} values, "
+            f"the token embedding has the shape {embeddings[0].shape}"
+        )
+    if not shape.tied_head and not any(_HEAD.search(name) for name in entry):
+        raise LoadFailed("the weight files hold no LM head, and the config does not tie it to the embedding")
+
+
+def _layer_bytes(tensors: Mapping[str, TensorHeader], transposed: bool) -> WeightBytes:
+    return _total(
+        _linear_bytes(tensor, transposed) if _is_linear(name, tensor) else _plain_bytes(tensor)
+        for name, tensor in tensors.items()
+    )
+
+
+def _is_linear(name: str, tensor: TensorHeader) -> bool:
+    return len(tensor.shape) == 2 and name.endswith(".weight")
+
+
+def _linear_bytes(tensor: TensorHeader, transposed: bool) -> WeightBytes:
+    rows = tensor.shape[1] if transposed else tensor.shape[0]
+    return WeightBytes(
+        bfloat16=2 * tensor.numel,
+        int8=tensor.numel + _SCALE_BYTES * rows,
+        nf4=-(-tensor.numel // 2) + _SCALE_BYTES * -(-tensor.numel // NF4_BLOCK),
+        float32=4 * tensor.numel,
+    )
+
+
+def _plain_bytes(tensor: TensorHeader) -> WeightBytes:
+    return WeightBytes(2 * tensor.numel, 2 * tensor.numel, 2 * tensor.numel, 4 * tensor.numel)
+
+
+def _total(sizes: Iterable[WeightBytes]) -> WeightBytes:
+    sizes = list(sizes)
+    return WeightBytes(
+        bfloat16=sum(size.bfloat16 for size in sizes),
+        int8=sum(size.int8 for size in sizes),
+        nf4=sum(size.nf4 for size in sizes),
+        float32=sum(size.float32 for size in sizes),
+    )
+
+
+def _revision(config: Config, tensors: Mapping[str, TensorHeader]) -> str:
+    """Equal on all nodes that hold the same config and the same tensors, whatever files these lie in."""
+    stated = {key: value for key, value in config.items() if key not in _VOLATILE_KEYS}
+    described = sorted((name, tensor.shape, tensor.dtype) for name, tensor in tensors.items())
+    return hashlib.sha256(json.dumps([stated, described], sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,71 @@
+"""`python -m services.tracker`: the control plane of a mesh."""
+
+from __future__ import annotations
+
+import asyncio
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+from meshnet.addresses import split_address
+from meshnet.errors import InvalidRequest
+from meshnet.service import configure_logging, run_until_stopped
+from services.tracker.app import CannotListen, serve
+from services.tracker.config import Config
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+DEFAULT_PORT = 7700
+
+
+class LogLevel(StrEnum):
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+@app.command()
+def main(
+    listen: Annotated[
+        str, typer.Option(envvar="MESHNET_TRACKER_LISTEN", help="HOST:PORT to listen on; port 0 takes a free one.")
+    ] = "127.0.0.1:7700",
+    deploy: Annotated[
+        list[str] | None,
+        typer.Option(envvar="MESHNET_DEPLOY", help="Model to serve as soon as a node has its files; repeatable."),
+    ] = None,
+    kv_tokens: Annotated[
+        int,
+        typer.Option(
+            envvar="MESHNET_KV_TOKENS",
+            help="KV cache room, in tokens, on every shard of the models of --deploy; 0: the context length.",
+        ),
+    ] = 0,
+    lease: Annotated[
+        float, typer.Option(envvar="MESHNET_LEASE", help="Seconds of silence after which a node is lost.")
+    ] = 15.0,
+    heartbeat: Annotated[
+        float, typer.Option(envvar="MESHNET_HEARTBEAT", help="Seconds between the heartbeats of a node.")
+    ] = 3.0,
+    log_level: Annotated[
+        LogLevel, typer.Option(envvar="MESHNET_LOG_LEVEL", case_sensitive=False, help="Least level to log.")
+    ] = LogLevel.INFO,
+) -> None:
+    """Knows who is in the mesh and who holds what, and decides who should hold what."""
+    configure_logging(log_level)
+    try:
+        host, port = split_address(listen, DEFAULT_PORT)
+        config = Config(host, port, tuple(deploy or ()), kv_tokens, lease, heartbeat)
+        asyncio.run(run_until_stopped(serve(config, _say_listening)))
+    except (InvalidRequest, CannotListen) as error:
+        typer.echo(f"meshnet tracker: {error}", err=True)
+        raise typer.Exit(1) from error
+
+
+def _say_listening(address: str) -> None:
+    typer.echo(f"meshnet tracker listening on {address}")
+
+
+if __name__ == "__main__":
+    app(prog_name="meshnet tracker")

@@ -1,0 +1,48 @@
+"""Runs the gRPC server from start to stop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import grpc
+
+from meshnet import rpc
+from meshnet.addresses import join_address
+from meshnet.v1 import admin_pb2_grpc, tracker_pb2_grpc
+from services.tracker.config import Config
+from services.tracker.servicer import AdminServicer, TrackerServicer
+from services.tracker.tracker import Tracker
+
+STOP_GRACE_SECONDS = 1.0
+
+
+class CannotListen(RuntimeError):
+    """The address is taken, or not one of this host."""
+
+
+async def serve(config: Config, on_listening: Callable[[str], None]) -> None:
+    """Runs until cancelled. `on_listening` gets the address once calls are answered. Raises CannotListen."""
+    tracker = Tracker(config)
+    server = rpc.server()
+    tracker_pb2_grpc.add_TrackerServicer_to_server(TrackerServicer(tracker), server)
+    admin_pb2_grpc.add_AdminServicer_to_server(AdminServicer(tracker), server)
+    await rpc.add_reflection_and_health(server, "meshnet.v1.Tracker", "meshnet.v1.Admin")
+    port = _bind(server, config)
+    await server.start()
+    try:
+        on_listening(join_address(config.host, port))
+        await tracker.keep_time()
+    finally:
+        tracker.changes.close()
+        await server.stop(STOP_GRACE_SECONDS)
+
+
+def _bind(server: grpc.aio.Server, config: Config) -> int:
+    address = join_address(config.host, config.port)
+    try:
+        port: int = server.add_insecure_port(address)
+    except RuntimeError as error:
+        raise CannotListen(f"cannot listen on {address}: is the port in use, or the host another one?") from error
+    if port == 0:
+        raise CannotListen(f"cannot listen on {address}")
+    return port

@@ -1,0 +1,42 @@
+"""The tracker's configuration, built once at the edge."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from meshnet.errors import InvalidRequest
+from meshnet.model import check_model_id
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """`host` and `port` (0: any free one) to listen on. `deploy`: models to serve as soon as a node has their files,
+    with KV cache room for `kv_tokens` tokens (0: the context length). Raises InvalidRequest for what cannot work."""
+
+    host: str
+    port: int
+    deploy: tuple[str, ...] = ()
+    kv_tokens: int = 0
+    lease_seconds: float = 15.0
+    heartbeat_seconds: float = 3.0
+
+    def __post_init__(self) -> None:
+        for model_id in self.deploy:
+            check_model_id(model_id)
+        if self.kv_tokens < 0:
+            raise InvalidRequest(f"--kv-tokens is {self.kv_tokens}; it must not be negative")
+        if not 0 < self.heartbeat_seconds < self.lease_seconds < float("inf"):
+            raise InvalidRequest(
+                f"--heartbeat ({self.heartbeat_seconds:g} s) must be above 0 and below --lease "
+                f"({self.lease_seconds:g} s), or nodes are lost between two heartbeats"
+            )
+
+    @property
+    def tick_seconds(self) -> float:
+        """How often leases are looked at and counters published."""
+        return min(1.0, self.lease_seconds / 4)
+
+    @property
+    def settle_seconds(self) -> float:
+        """After a restart: by then each node has noticed (one heartbeat and the reconnect backoff) and is back."""
+        return 2 * self.heartbeat_seconds + 2.0

@@ -1,0 +1,279 @@
+"""The state of the mesh and all decisions on it. Pure: time is an argument, ids come from a callable.
+
+Methods change the state and return effects: what to send and what to log. An error changes nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from meshnet.directive import Directive, DirectiveKind, DirectiveState
+from meshnet.errors import InvalidRequest, UnknownModel
+from meshnet.model import ModelManifest
+from meshnet.sizes import format_size
+from meshnet.topology import DeployedModel, Node, Shard, Topology
+from services.tracker import placement
+from services.tracker.directives import Ledger
+from services.tracker.effects import Effects, Note, Settings
+from services.tracker.placement import Plan
+from services.tracker.registry import MAX_MODEL_BYTES, Member, Registry
+from services.tracker.view import published, settled
+
+
+class Mesh:
+    """Registry, deployed models, directives and plan. `topology` is the last published snapshot."""
+
+    def __init__(
+        self, settings: Settings, new_id: Callable[[], str], *, now: float = 0.0, first_version: int = 0
+    ) -> None:
+        """`first_version`: topology versions grow from here; it must be above those of an earlier run."""
+        self.settings = settings
+        self.registry = Registry(settings.lease_seconds)
+        self.ledger = Ledger(new_id)
+        self.topology = Topology(version=first_version)
+        self.plan = Plan()
+        self._models: dict[str, DeployedModel] = {}
+        self._to_deploy = set(settings.auto_deploy)
+        self._started = now
+        self._hold_until: float | None = None
+        self._plan_version = 0
+        self._refused: dict[str, int] = {}
+        self._stuck: set[tuple[str, str]] = set()
+        self._reported_at: dict[str, float] = {}
+        self._covered: set[str] = set()
+        self._notes: list[Note] = []
+
+    # Nodes
+
+    def register(self, node: Node, incarnation: str, manifests: Sequence[ModelManifest], now: float) -> Effects:
+        """Raises InvalidRequest or Unregistered as Registry.register does."""
+        node_id = node.node_id
+        outcome = self.registry.register(node, incarnation, manifests, now)
+        if outcome.restarted:
+            self._forget(node_id, "the node was restarted")
+        if node.shards and outcome.is_new and now - self._started < self.settings.settle_seconds:
+            self._hold_until = self._started + self.settings.settle_seconds
+        how = "joined" if outcome.is_new else "is back as a new process" if outcome.restarted else "registered again"
+        self._note(f"node {node_id} {how}: {_describe(node, manifests)}")
+        for model_id in outcome.other_revisions:
+            text = f"node {node_id} has another revision of {model_id} than the mesh serves; it gets no layers of it"
+            self._note(text, logging.WARNING)
+        for model_id in sorted(self._to_deploy & self.registry.manifests.keys()):
+            self._deploy(model_id, self.settings.auto_kv_tokens, 0)
+        return self._replan(now)
+
+    def heartbeat(
+        self,
+        node_id: str,
+        incarnation: str,
+        shards: Sequence[Shard],
+        now: float,
+        *,
+        num_sessions: int = 0,
+        resident_bytes: int = 0,
+        kv_tokens_free: int = 0,
+    ) -> Effects:
+        """Renews the lease. Raises Unregistered, or InvalidRequest for shards that the node cannot have."""
+        member = self.registry.member(node_id, incarnation)
+        self.registry.check_shards(member, shards)
+        self.registry.renew(member, now)
+        before = member.node.shards
+        reported_at = self._reported_at.get(node_id)
+        if reported_at is None or now - reported_at >= self.settings.stale_seconds:
+            self.registry.set_shards(member, shards)
+        member.node = replace(
+            member.node, num_sessions=num_sessions, resident_bytes=resident_bytes, kv_tokens_free=kv_tokens_free
+        )
+        if _layers_of(before) == _layers_of(member.node.shards):
+            return Effects()  # Counters alone wait for the next tick.
+        return self._replan(now)
+
+    def report(
+        self,
+        node_id: str,
+        incarnation: str,
+        directive_id: str,
+        state: DirectiveState,
+        shards: Sequence[Shard],
+        now: float,
+        *,
+        bytes_done: int = 0,
+        bytes_total: int = 0,
+        failure: str = "",
+    ) -> Effects:
+        """A node acknowledges a directive. Raises Unregistered or InvalidRequest."""
+        member = self.registry.member(node_id, incarnation)
+        if max(bytes_done, bytes_total) > MAX_MODEL_BYTES:
+            raise InvalidRequest(f"a directive of over {MAX_MODEL_BYTES} bytes is not possible")
+        self.registry.check_shards(member, shards)
+        was_open = any(d.directive_id == directive_id for d in self.ledger.open(node_id))
+        directive = self.ledger.report(
+            node_id, directive_id, state, bytes_done=bytes_done, bytes_total=bytes_total, failure=failure
+        )
+        self.registry.renew(member, now)
+        if not was_open:
+            return Effects()  # The node sent its last report again.
+        if not directive.state.is_final:
+            self.registry.set_shards(member, shards)
+            return self._publish(now)
+        self._reported_at[node_id] = now
+        self.registry.set_shards(member, settled(shards, directive))
+        self._finish(member, directive)
+        return self._replan(now)
+
+    def leave(self, node_id: str, incarnation: str, now: float) -> Effects:
+        """Raises Unregistered."""
+        self.registry.leave(node_id, incarnation)
+        self._forget(node_id, "the node left")
+        self._note(f"node {node_id} left")
+        return self._replan(now)
+
+    def tick(self, now: float) -> Effects:
+        """Call about once a second: forgets lost nodes, publishes counters, ends the pause after a restart."""
+        lost = self.registry.expire(now)
+        for node_id in lost:
+            self._forget(node_id, "the node was lost")
+            silence = f"nothing heard from it for {self.settings.lease_seconds:g} s"
+            self._note(f"node {node_id} lost: {silence}", logging.WARNING)
+        held_back = self._hold_until is not None and now >= self._hold_until
+        return self._replan(now) if lost or held_back else self._publish(now)
+
+    # Models
+
+    def deploy(self, model_id: str, kv_tokens: int, priority: int, now: float) -> Effects:
+        """Raises UnknownModel, or InvalidRequest if loaded shards promise other KV cache room."""
+        if model_id not in self.registry.manifests:
+            known = ", ".join(sorted(self.registry.manifests)) or "none"
+            raise UnknownModel(
+                f"no node has the files of model {model_id!r}; known models: {known}. "
+                f"Start a node that has them: --model {model_id}=PATH"
+            )
+        self._deploy(model_id, kv_tokens, priority)
+        return self._replan(now)
+
+    def undeploy(self, model_id: str, now: float) -> Effects:
+        """Raises UnknownModel for a model that is not deployed."""
+        self.deployed(model_id)
+        del self._models[model_id]
+        self._to_deploy.discard(model_id)
+        self.registry.unpin(model_id)
+        self._note(f"model {model_id} undeployed")
+        return self._replan(now)
+
+    def deployed(self, model_id: str) -> DeployedModel:
+        """Raises UnknownModel, naming the deployed models."""
+        if model_id not in self._models:
+            deployed = ", ".join(sorted(self._models)) or "none"
+            raise UnknownModel(f"model {model_id!r} is not deployed; deployed models: {deployed}")
+        return self._models[model_id]
+
+    # Inside
+
+    def _deploy(self, model_id: str, kv_tokens: int, priority: int) -> None:
+        manifest = self.registry.manifests[model_id]
+        model = DeployedModel(manifest, kv_tokens or manifest.context_length, priority)
+        old = self._models.get(model_id)
+        if old is not None and old.kv_tokens != model.kv_tokens and self._is_held(model_id):
+            raise InvalidRequest(
+                f"model {model_id} is loaded with KV cache room for {old.kv_tokens} tokens, not {model.kv_tokens}: "
+                "undeploy it first, or deploy it with the same number"
+            )
+        self._models[model_id] = model
+        self._to_deploy.discard(model_id)
+        self.registry.pin(model_id)
+        if model != old:
+            self._note(f"model {model_id} deployed: KV cache room for {model.kv_tokens} tokens, priority {priority}")
+
+    def _is_held(self, model_id: str) -> bool:
+        return any(shard.model_id == model_id for node in self._view().values() for shard in node.shards)
+
+    def _forget(self, node_id: str, why: str) -> None:
+        self.ledger.fail_node(node_id, why)
+        self._refused.pop(node_id, None)
+        self._reported_at.pop(node_id, None)
+        self._stuck = {(held_by, model_id) for held_by, model_id in self._stuck if held_by != node_id}
+
+    def _finish(self, member: Member, directive: Directive) -> None:
+        what = f"{directive.kind} {directive.model_id} {directive.layers} on {directive.node_id}"
+        if directive.state is not DirectiveState.FAILED:
+            self._note(f"directive finished: {what} is {directive.state} ({directive.reason})")
+            return
+        self._note(f"directive failed: {what}: {directive.failure or 'no reason given'}", logging.WARNING)
+        node_id = directive.node_id
+        if directive.kind is DirectiveKind.DROP_SHARD:
+            self._stuck.add((node_id, directive.model_id))
+            return
+        node = self.registry.nodes()[node_id]
+        if node.layers(directive.model_id).issuperset(directive.layers.layers):
+            return  # It was loaded already; that says nothing about memory.
+        believed = placement.believed_bytes(
+            node, self._models.values(), self.ledger.open(node_id), directive, self.settings.policy
+        )
+        self._refused[node_id] = min(believed, self._refused.get(node_id, believed))
+        self._note(f"node {node_id} is now believed to hold {format_size(self._refused[node_id])}", logging.WARNING)
+
+    def _replan(self, now: float) -> Effects:
+        """One plan at a time: it is made and booked before the next change is looked at."""
+        if self._hold_until is not None and now < self._hold_until:
+            return self._publish(now)
+        self._hold_until = None
+        nodes = self.registry.nodes().values()
+        before = {model_id: self.plan.shortfall(model_id) for model_id in self._models}
+        self.plan = placement.plan(
+            nodes,
+            self._models.values(),
+            self.ledger.open(),
+            refused=self._refused,
+            stuck=self._stuck,
+            policy=self.settings.policy,
+        )
+        self._note_shortfalls(before)
+        if self.plan.drafts:
+            self._plan_version += 1
+        issued = self.ledger.issue(self.plan.drafts, self._plan_version)
+        for d in issued:
+            self._note(f"directive issued: {d.kind} {d.model_id} {d.layers} on {d.node_id}: {d.reason}")
+        return replace(self._publish(now), directives=issued)
+
+    def _publish(self, now: float) -> Effects:
+        """A new snapshot, if anything in it has changed."""
+        nodes = self._view()
+        changed = nodes != self.topology.nodes or self._models != self.topology.models
+        if changed:
+            self.topology = Topology(self.topology.version + 1, nodes, dict(self._models))
+            self._note_coverage()
+        notes, self._notes = tuple(self._notes), []
+        return Effects(topology_changed=changed, notes=notes)
+
+    def _view(self) -> dict[str, Node]:
+        return {i: published(node, self.ledger.open(i)) for i, node in self.registry.nodes().items()}
+
+    def _note(self, text: str, level: int = logging.INFO) -> None:
+        self._notes.append(Note(text, level))
+
+    def _note_shortfalls(self, before: dict[str, str]) -> None:
+        for model_id in self._models:
+            text = self.plan.shortfall(model_id)
+            if text and text != before[model_id]:
+                self._note(f"model {model_id} cannot be placed: {text}", logging.WARNING)
+
+    def _note_coverage(self) -> None:
+        covered = {model_id for model_id in self._models if self.topology.coverage(model_id).complete}
+        for model_id in sorted(covered - self._covered):
+            self._note(f"model {model_id} covered: every layer is served")
+        for model_id in sorted((self._covered - covered) & self._models.keys()):
+            missing = ", ".join(map(str, self.topology.coverage(model_id).missing))
+            self._note(f"model {model_id} uncovered: layers {missing} are not served", logging.WARNING)
+        self._covered = covered
+
+
+def _layers_of(shards: Sequence[Shard]) -> list[tuple[object, ...]]:
+    return [(shard.model_id, shard.layers, shard.quantization, shard.state) for shard in shards]
+
+
+def _describe(node: Node, manifests: Sequence[ModelManifest]) -> str:
+    kind = "stub" if node.stub else "tracker-node's node" if node.tracker_node else "node"
+    models = ", ".join(sorted(manifest.model_id for manifest in manifests)) or "no models"
+    return f"{kind} at {node.forward_address}, {format_size(node.vram_bytes)} at {node.quantization}, files of {models}"

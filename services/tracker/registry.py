@@ -1,0 +1,192 @@
+"""Who is here: nodes, their leases, and the models whose files they have. Pure; `now` is monotonic, in seconds."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+from meshnet.addresses import WILDCARD_HOSTS, split_address
+from meshnet.errors import InvalidRequest, Unregistered
+from meshnet.model import ModelManifest, Quantization
+from meshnet.topology import Node, Shard, check_node_id
+
+# Sums of such sizes stay far inside the unsigned 64 bits of the wire.
+MAX_LAYERS = 4096
+MAX_MODEL_BYTES = 2**50
+MAX_SHARDS = 4096
+
+
+@dataclass(slots=True)
+class Member:
+    """A node within its lease. `node.available_models` holds what it has files of, whatever the revision."""
+
+    node: Node
+    incarnation: str
+    manifests: dict[str, ModelManifest]
+    expires_at: float
+    superseded: deque[str] = field(default_factory=lambda: deque(maxlen=16))
+
+
+@dataclass(frozen=True, slots=True)
+class Registered:
+    """How a registration went. `restarted`: it replaced another incarnation. `other_revisions`: models whose files
+    the node has at another revision than the mesh serves; they do not count as available on it."""
+
+    is_new: bool
+    restarted: bool
+    other_revisions: tuple[str, ...]
+
+
+class Registry:
+    def __init__(self, lease_seconds: float) -> None:
+        self.lease_seconds = lease_seconds
+        self._members: dict[str, Member] = {}
+        self._known: dict[str, ModelManifest] = {}
+        self._pinned: set[str] = set()
+
+    @property
+    def manifests(self) -> dict[str, ModelManifest]:
+        """The models that the mesh knows, each at the one revision that it serves."""
+        return dict(self._known)
+
+    def pin(self, model_id: str) -> None:
+        """Keeps the revision of a model, whatever the nodes that come and go have."""
+        self._pinned.add(model_id)
+
+    def unpin(self, model_id: str) -> None:
+        self._pinned.discard(model_id)
+        self._learn()
+
+    def register(self, node: Node, incarnation: str, manifests: Sequence[ModelManifest], now: float) -> Registered:
+        """Adds the node, or replaces its older self. What it reports to hold is taken over.
+
+        Raises InvalidRequest for a description that makes no sense, Unregistered for an incarnation that another has
+        already replaced.
+        """
+        by_id = {manifest.model_id: manifest for manifest in manifests}
+        _check_node(node, incarnation)
+        for manifest in manifests:
+            _check_manifest(manifest)
+        _check_shards(node.node_id, node.shards, by_id)
+        old = self._members.get(node.node_id)
+        if old and incarnation in old.superseded:
+            raise Unregistered(f"node {node.node_id} has been replaced by a newer process with the same id")
+        node = replace(node, available_models=frozenset(by_id), alive=True)
+        member = Member(node, incarnation, by_id, now + self.lease_seconds)
+        restarted = old is not None and old.incarnation != incarnation
+        if old is not None:
+            member.superseded.extend(old.superseded)
+            if restarted:
+                member.superseded.append(old.incarnation)
+        self._members[node.node_id] = member
+        self._learn()
+        others = sorted(m.model_id for m in manifests if not self._is_known(m))
+        return Registered(old is None, restarted, tuple(others))
+
+    def member(self, node_id: str, incarnation: str) -> Member:
+        """Raises Unregistered if the node is not here, or is here as another process."""
+        member = self._members.get(node_id)
+        if member is None:
+            raise Unregistered(f"node {node_id!r} is not registered, or its lease ran out: register again")
+        if member.incarnation != incarnation:
+            raise Unregistered(f"node {node_id} is registered as another process: register again")
+        return member
+
+    def renew(self, member: Member, now: float) -> None:
+        member.expires_at = now + self.lease_seconds
+
+    def set_shards(self, member: Member, shards: Sequence[Shard]) -> None:
+        """Raises InvalidRequest, and changes nothing, for shards that the node cannot have."""
+        self.check_shards(member, shards)
+        member.node = replace(member.node, shards=tuple(shards))
+
+    def check_shards(self, member: Member, shards: Sequence[Shard]) -> None:
+        """Raises InvalidRequest for shards that the node cannot have."""
+        _check_shards(member.node.node_id, shards, member.manifests)
+
+    def leave(self, node_id: str, incarnation: str) -> None:
+        self.member(node_id, incarnation)
+        del self._members[node_id]
+        self._learn()
+
+    def expire(self, now: float) -> list[str]:
+        """Forgets the nodes that were not heard from for a lease, and returns their ids."""
+        lost = sorted(node_id for node_id, member in self._members.items() if member.expires_at <= now)
+        for node_id in lost:
+            del self._members[node_id]
+        self._learn()
+        return lost
+
+    def extend_leases(self, now: float) -> None:
+        """For a tracker that was itself away: nobody could have been heard."""
+        for member in self._members.values():
+            member.expires_at = max(member.expires_at, now + self.lease_seconds)
+
+    def nodes(self) -> dict[str, Node]:
+        """By id. `available_models` are those of which the node has the revision that the mesh serves."""
+        return {node_id: self._as_available(member) for node_id, member in sorted(self._members.items())}
+
+    def holders(self, model_id: str) -> tuple[str, ...]:
+        """Nodes that have the model's files at the revision that the mesh serves."""
+        return tuple(node_id for node_id, node in self.nodes().items() if model_id in node.available_models)
+
+    def _as_available(self, member: Member) -> Node:
+        same = (m.model_id for m in member.manifests.values() if self._is_known(m))
+        return replace(member.node, available_models=frozenset(same))
+
+    def _is_known(self, manifest: ModelManifest) -> bool:
+        known = self._known[manifest.model_id]
+        return (known.revision, known.num_layers) == (manifest.revision, manifest.num_layers)
+
+    def _learn(self) -> None:
+        """Keeps a known revision while a node offers it or it is pinned; else takes the longest registered node's."""
+        offered: dict[str, list[ModelManifest]] = {}
+        for member in self._members.values():
+            for manifest in member.manifests.values():
+                offered.setdefault(manifest.model_id, []).append(manifest)
+        for model_id in self._known.keys() - self._pinned:
+            revisions = {manifest.revision for manifest in offered.get(model_id, ())}
+            if self._known[model_id].revision not in revisions:
+                del self._known[model_id]
+        for model_id, manifests in offered.items():
+            self._known.setdefault(model_id, manifests[0])
+
+
+def _check_node(node: Node, incarnation: str) -> None:
+    check_node_id(node.node_id)
+    if not incarnation:
+        raise InvalidRequest(f"node {node.node_id}: the incarnation is empty; draw one at every start")
+    for name, address in (("forward", node.forward_address), ("gRPC", node.grpc_address)):
+        host, port = split_address(address)
+        if host in WILDCARD_HOSTS or port == 0 or not all(c.isalnum() or c in ".-_:%" for c in host):
+            raise InvalidRequest(
+                f"node {node.node_id}: {name} address {address!r} is not one that others can reach; advertise HOST:PORT"
+            )
+
+
+def _check_manifest(manifest: ModelManifest) -> None:
+    name = f"the manifest of model {manifest.model_id!r}"
+    if not manifest.revision:
+        raise InvalidRequest(f"{name} has no revision")
+    if manifest.num_layers > MAX_LAYERS:
+        raise InvalidRequest(f"{name} has {manifest.num_layers} layers, over the limit of {MAX_LAYERS}")
+    heaviest = max(manifest.weight_bytes(manifest.all_layers, quantization) for quantization in Quantization)
+    if max(heaviest, manifest.kv_bytes_per_token * manifest.context_length) > MAX_MODEL_BYTES:
+        raise InvalidRequest(f"{name} has sizes over the limit of {MAX_MODEL_BYTES} bytes")
+
+
+def _check_shards(node_id: str, shards: Iterable[Shard], manifests: dict[str, ModelManifest]) -> None:
+    shards = tuple(shards)
+    if len(shards) > MAX_SHARDS:
+        raise InvalidRequest(f"node {node_id} reports {len(shards)} shards, over the limit of {MAX_SHARDS}")
+    for shard in shards:
+        manifest = manifests.get(shard.model_id)
+        if manifest is None:
+            raise InvalidRequest(f"node {node_id} reports a shard of {shard.model_id!r} but no manifest of that model")
+        if max(shard.bytes_done, shard.bytes_total) > MAX_MODEL_BYTES:
+            raise InvalidRequest(f"node {node_id} reports a shard over the limit of {MAX_MODEL_BYTES} bytes")
+        if shard.layers.end > manifest.num_layers:
+            raise InvalidRequest(
+                f"node {node_id} reports layers {shard.layers} of {shard.model_id}, which has {manifest.num_layers}"
+            )

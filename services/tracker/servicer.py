@@ -1,0 +1,201 @@
+"""The gRPC services of the tracker. They only translate between messages and the mesh."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+from meshnet import convert
+from meshnet.directive import Directive
+from meshnet.errors import MissingLayers, WireVersionMismatch
+from meshnet.routing import find_route
+from meshnet.rpc import translates_errors, translates_stream_errors
+from meshnet.topology import Hop
+from meshnet.v1 import admin_pb2, admin_pb2_grpc, common_pb2, tracker_pb2, tracker_pb2_grpc
+from meshnet.wire import WIRE_VERSION
+from services.tracker.tracker import Tracker
+from services.tracker.watch import watch_directives, watch_topology
+
+Context = Any
+
+
+class TrackerServicer(tracker_pb2_grpc.TrackerServicer):
+    """For nodes and gateways."""
+
+    def __init__(self, tracker: Tracker) -> None:
+        self._tracker = tracker
+        self._mesh = tracker.mesh
+
+    @translates_errors
+    async def Register(  # noqa: N802
+        self, request: tracker_pb2.RegisterRequest, context: Context
+    ) -> tracker_pb2.RegisterResponse:
+        if request.wire_version != WIRE_VERSION:
+            raise WireVersionMismatch(
+                f"node {request.node.node_id!r} speaks wire version {request.wire_version}, "
+                f"this mesh speaks {WIRE_VERSION}: run the same meshnet version on all nodes"
+            )
+        node = convert.node_from_proto(request.node)
+        manifests = [convert.manifest_from_proto(manifest) for manifest in request.manifests]
+        self._tracker.apply(self._mesh.register(node, request.incarnation, manifests, self._tracker.now()))
+        config = self._tracker.config
+        return tracker_pb2.RegisterResponse(
+            lease_seconds=config.lease_seconds, heartbeat_seconds=config.heartbeat_seconds
+        )
+
+    @translates_errors
+    async def Heartbeat(  # noqa: N802
+        self, request: tracker_pb2.HeartbeatRequest, context: Context
+    ) -> tracker_pb2.HeartbeatResponse:
+        effects = self._mesh.heartbeat(
+            request.node_id,
+            request.incarnation,
+            [convert.shard_from_proto(shard) for shard in request.shards],
+            self._tracker.now(),
+            num_sessions=request.num_sessions,
+            resident_bytes=request.resident_bytes,
+            kv_tokens_free=request.kv_tokens_free,
+        )
+        self._tracker.apply(effects)
+        return tracker_pb2.HeartbeatResponse()
+
+    @translates_stream_errors
+    async def WatchDirectives(  # noqa: N802
+        self, request: tracker_pb2.WatchDirectivesRequest, context: Context
+    ) -> AsyncIterator[tracker_pb2.Directive]:
+        def open_directives() -> tuple[Directive, ...]:
+            self._mesh.registry.member(request.node_id, request.incarnation)
+            return self._mesh.ledger.open(request.node_id)
+
+        async for directive in watch_directives(self._tracker.changes, open_directives):
+            yield convert.directive_to_proto(directive)
+
+    @translates_errors
+    async def ReportDirective(  # noqa: N802
+        self, request: tracker_pb2.ReportDirectiveRequest, context: Context
+    ) -> tracker_pb2.ReportDirectiveResponse:
+        effects = self._mesh.report(
+            request.node_id,
+            request.incarnation,
+            request.directive_id,
+            convert.directive_state_from_proto(request.state),
+            [convert.shard_from_proto(shard) for shard in request.shards],
+            self._tracker.now(),
+            bytes_done=request.bytes_done,
+            bytes_total=request.bytes_total,
+            failure=request.failure,
+        )
+        self._tracker.apply(effects)
+        return tracker_pb2.ReportDirectiveResponse()
+
+    @translates_errors
+    async def Leave(self, request: tracker_pb2.LeaveRequest, context: Context) -> tracker_pb2.LeaveResponse:  # noqa: N802
+        self._tracker.apply(self._mesh.leave(request.node_id, request.incarnation, self._tracker.now()))
+        return tracker_pb2.LeaveResponse()
+
+    @translates_errors
+    async def GetTopology(  # noqa: N802
+        self, request: tracker_pb2.GetTopologyRequest, context: Context
+    ) -> common_pb2.Topology:
+        return convert.topology_to_proto(self._mesh.topology)
+
+    @translates_stream_errors
+    async def WatchTopology(  # noqa: N802
+        self, request: tracker_pb2.WatchTopologyRequest, context: Context
+    ) -> AsyncIterator[common_pb2.Topology]:
+        async for topology in watch_topology(self._tracker.changes, lambda: self._mesh.topology):
+            yield convert.topology_to_proto(topology)
+
+
+class AdminServicer(admin_pb2_grpc.AdminServicer):
+    """For people."""
+
+    def __init__(self, tracker: Tracker) -> None:
+        self._tracker = tracker
+        self._mesh = tracker.mesh
+
+    @translates_errors
+    async def ListNodes(  # noqa: N802
+        self, request: admin_pb2.ListNodesRequest, context: Context
+    ) -> admin_pb2.ListNodesResponse:
+        nodes = self._mesh.topology.nodes
+        return admin_pb2.ListNodesResponse(nodes=[convert.node_to_proto(nodes[node_id]) for node_id in sorted(nodes)])
+
+    @translates_errors
+    async def ListModels(  # noqa: N802
+        self, request: admin_pb2.ListModelsRequest, context: Context
+    ) -> admin_pb2.ListModelsResponse:
+        known = sorted(self._mesh.registry.manifests.items())
+        return admin_pb2.ListModelsResponse(
+            models=[
+                admin_pb2.KnownModel(
+                    manifest=convert.manifest_to_proto(manifest),
+                    deployed=model_id in self._mesh.topology.models,
+                    node_ids=self._mesh.registry.holders(model_id),
+                )
+                for model_id, manifest in known
+            ]
+        )
+
+    @translates_errors
+    async def GetCoverage(  # noqa: N802
+        self, request: admin_pb2.GetCoverageRequest, context: Context
+    ) -> admin_pb2.GetCoverageResponse:
+        return admin_pb2.GetCoverageResponse(
+            models=[
+                convert.coverage_to_proto(self._mesh.topology.coverage(model_id), self._mesh.plan.shortfall(model_id))
+                for model_id in self._asked(request.model_id)
+            ]
+        )
+
+    @translates_errors
+    async def ListRoutes(  # noqa: N802
+        self, request: admin_pb2.ListRoutesRequest, context: Context
+    ) -> admin_pb2.ListRoutesResponse:
+        routes = [
+            convert.route_to_proto(model_id, hops)
+            for model_id in self._asked(request.model_id)
+            for hops in self._routes(model_id)
+        ]
+        return admin_pb2.ListRoutesResponse(routes=routes)
+
+    @translates_errors
+    async def DeployModel(  # noqa: N802
+        self, request: admin_pb2.DeployModelRequest, context: Context
+    ) -> admin_pb2.DeployModelResponse:
+        model_id = request.model_id
+        effects = self._mesh.deploy(model_id, request.kv_tokens, request.priority, self._tracker.now())
+        self._tracker.apply(effects)
+        return admin_pb2.DeployModelResponse(
+            model=convert.model_to_proto(self._mesh.deployed(model_id)),
+            directives=[convert.directive_to_proto(d) for d in effects.directives if d.model_id == model_id],
+            shortfall=self._mesh.plan.shortfall(model_id),
+        )
+
+    @translates_errors
+    async def UndeployModel(  # noqa: N802
+        self, request: admin_pb2.UndeployModelRequest, context: Context
+    ) -> admin_pb2.UndeployModelResponse:
+        self._tracker.apply(self._mesh.undeploy(request.model_id, self._tracker.now()))
+        return admin_pb2.UndeployModelResponse()
+
+    @translates_errors
+    async def ListDirectives(  # noqa: N802
+        self, request: admin_pb2.ListDirectivesRequest, context: Context
+    ) -> admin_pb2.ListDirectivesResponse:
+        directives = self._mesh.ledger.all(request.node_id or None)
+        return admin_pb2.ListDirectivesResponse(directives=[convert.directive_to_proto(d) for d in directives])
+
+    def _asked(self, model_id: str) -> list[str]:
+        """The one model, or all deployed ones. Raises UnknownModel."""
+        return [self._mesh.deployed(model_id).model_id] if model_id else sorted(self._mesh.topology.models)
+
+    def _routes(self, model_id: str) -> list[tuple[Hop, ...]]:
+        topology = self._mesh.topology
+        routes = []
+        for entry in topology.entry_nodes(model_id):
+            try:
+                routes.append(find_route(topology, model_id, entry.node_id))
+            except MissingLayers:
+                continue  # Only complete routes are listed; GetCoverage says what is missing.
+        return routes

@@ -1,0 +1,59 @@
+"""The shell around the mesh: carries out its effects and keeps its clock."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+import uuid
+
+from services.tracker.config import Config
+from services.tracker.effects import Effects, Settings
+from services.tracker.mesh import Mesh
+from services.tracker.watch import Changes
+
+log = logging.getLogger("meshnet.tracker")
+
+
+class Tracker:
+    """The mesh with its watchers. All on one event loop; no method of the mesh waits, so none is interrupted."""
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.changes = Changes()
+        settings = Settings(
+            lease_seconds=config.lease_seconds,
+            auto_deploy=config.deploy,
+            auto_kv_tokens=config.kv_tokens,
+            settle_seconds=config.settle_seconds,
+        )
+        # Wall time: a restarted tracker must not publish versions that watchers have already seen.
+        first_version = int(time.time() * 1000)
+        self.mesh = Mesh(settings, lambda: uuid.uuid4().hex, now=self.now(), first_version=first_version)
+
+    def now(self) -> float:
+        return time.monotonic()
+
+    def apply(self, effects: Effects) -> Effects:
+        for note in effects.notes:
+            log.log(note.level, "%s", note.text)
+        self.changes.notify()
+        return effects
+
+    async def keep_time(self) -> None:
+        """Ticks until cancelled. A tracker that was itself stopped for a while must not call its nodes lost."""
+        last = self.now()
+        while True:
+            await asyncio.sleep(self.config.tick_seconds)
+            now = self.now()
+            if now - last > self.config.tick_seconds + self.config.lease_seconds / 2:
+                log.warning("the tracker was away for %.1f s: all leases are extended", now - last)
+                self.mesh.registry.extend_leases(now)
+            last = now
+            try:
+                effects = self.mesh.tick(now)
+            except Exception:
+                log.exception("a defect: this tick is skipped")  # The next one starts from the same state.
+                continue
+            if effects.directives or effects.topology_changed or effects.notes:
+                self.apply(effects)

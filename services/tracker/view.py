@@ -1,0 +1,96 @@
+"""What others see of a node's shards: dropped layers are gone when the DROP is issued, ordered ones are loading."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from meshnet.directive import Directive, DirectiveKind, DirectiveState
+from meshnet.model import LayerRange, merge_layers
+from meshnet.topology import Node, Shard, ShardState
+
+
+def published(node: Node, directives: Iterable[Directive]) -> Node:
+    """The node as the topology shows it. `directives` are its open ones, in the order of issue."""
+    shards = tuple(shard for shard in node.shards if shard.model_id in node.available_models)
+    for directive in directives:
+        if directive.kind is DirectiveKind.DROP_SHARD:
+            shards = without(shards, directive.model_id, directive.layers)
+        else:
+            shards = with_loading(shards, directive)
+    return replace(node, shards=merged(shards))
+
+
+def settled(shards: Sequence[Shard], directive: Directive) -> tuple[Shard, ...]:
+    """The shards that a node reports, made to agree with the directive that it reports as finished."""
+    layers, model_id = directive.layers, directive.model_id
+    if directive.state is DirectiveState.DROPPED:
+        return without(shards, model_id, layers)
+    if directive.state is DirectiveState.FAILED and directive.kind is DirectiveKind.LOAD_SHARD:
+        return without(shards, model_id, layers, ShardState.LOADING)
+    if directive.state is DirectiveState.READY:
+        shards = without(shards, model_id, layers, ShardState.LOADING)
+        return with_loading(shards, directive, ShardState.READY)
+    return tuple(shards)
+
+
+def without(
+    shards: Iterable[Shard], model_id: str, layers: LayerRange, state: ShardState | None = None
+) -> tuple[Shard, ...]:
+    """The shards less some layers of a model (only those in `state`, if it is given)."""
+    left: list[Shard] = []
+    for shard in shards:
+        if shard.model_id != model_id or not shard.layers.overlaps(layers) or state not in (None, shard.state):
+            left.append(shard)
+        else:
+            kept = frozenset(shard.layers.layers) - frozenset(layers.layers)
+            left += [_part(shard, part) for part in merge_layers(kept)]
+    return tuple(left)
+
+
+def with_loading(
+    shards: Sequence[Shard], directive: Directive, state: ShardState = ShardState.LOADING
+) -> tuple[Shard, ...]:
+    """The shards and those of the directive's layers that are not among them."""
+    held = {layer for shard in shards if shard.model_id == directive.model_id for layer in shard.layers.layers}
+    whole = Shard(
+        directive.model_id,
+        directive.layers,
+        directive.quantization,
+        state,
+        directive.bytes_done if state is ShardState.LOADING else directive.bytes_total,
+        directive.bytes_total,
+    )
+    new = frozenset(directive.layers.layers) - held
+    return (*shards, *(_part(whole, part) for part in merge_layers(new)))
+
+
+def merged(shards: Iterable[Shard]) -> tuple[Shard, ...]:
+    """In order, with ready shards that touch joined into one: a route passes them as one hop."""
+    result: list[Shard] = []
+    for shard in sorted(shards, key=lambda s: (s.model_id, s.layers, s.state)):
+        last = result[-1] if result else None
+        if (
+            last is not None
+            and (last.model_id, last.quantization, last.layers.end)
+            == (shard.model_id, shard.quantization, shard.layers.start)
+            and last.state is shard.state is ShardState.READY
+        ):
+            result[-1] = replace(
+                last,
+                layers=LayerRange(last.layers.start, shard.layers.end),
+                bytes_done=last.bytes_done + shard.bytes_done,
+                bytes_total=last.bytes_total + shard.bytes_total,
+            )
+        else:
+            result.append(shard)
+    return tuple(result)
+
+
+def _part(shard: Shard, layers: LayerRange) -> Shard:
+    share = len(layers) / len(shard.layers)
+    if share == 1:
+        return shard
+    return replace(
+        shard, layers=layers, bytes_done=int(shard.bytes_done * share), bytes_total=int(shard.bytes_total * share)
+    )

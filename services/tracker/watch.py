@@ -1,0 +1,62 @@
+"""Streams of what changed. Nothing is queued: a watcher that is slow finds the newest state when it looks again."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable
+
+from meshnet.directive import Directive
+from meshnet.topology import Topology
+
+
+class Changes:
+    """Wakes all watchers at each change, and ends them when closed."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._closed = False
+        self._changed = asyncio.Event()
+
+    def notify(self) -> None:
+        self._count += 1
+        self._wake()
+
+    def close(self) -> None:
+        self._closed = True
+        self._wake()
+
+    async def rounds(self) -> AsyncIterator[None]:
+        """One round at once, then one after each change, or after several at a stroke; ends when closed."""
+        while not self._closed:
+            seen = self._count
+            yield
+            while self._count == seen and not self._closed:
+                await self._changed.wait()
+
+    def _wake(self) -> None:
+        # Those who wait hold the old event; those who come later wait for the next change.
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+
+async def watch_topology(changes: Changes, current: Callable[[], Topology]) -> AsyncIterator[Topology]:
+    """The topology now, then the newest one whenever it has changed."""
+    sent: int | None = None
+    async for _ in changes.rounds():
+        topology = current()
+        if topology.version != sent:
+            sent = topology.version
+            yield topology
+
+
+async def watch_directives(
+    changes: Changes, open_directives: Callable[[], Iterable[Directive]]
+) -> AsyncIterator[Directive]:
+    """Each open directive of a node once, in the order of issue. Errors of `open_directives` end the stream."""
+    sent: set[str] = set()
+    async for _ in changes.rounds():
+        directives = tuple(open_directives())
+        new = [directive for directive in directives if directive.directive_id not in sent]
+        sent = {directive.directive_id for directive in directives}
+        for directive in new:
+            yield directive

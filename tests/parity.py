@@ -1,0 +1,81 @@
+"""Greedy parity with the unsharded model in transformers: one rule, for all tests that compare emitted tokens.
+
+An emitted token is right if it is the reference's argmax, or if its reference logit lies within two bfloat16 steps
+of the largest (kernels differ in the order of their sums, and so in the last bits). Then the reference follows the
+emitted token, so that one such flip does not condemn what comes after it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
+
+TOLERATED_STEPS = 2.0
+_MANTISSA_BITS = 7
+
+
+@dataclass(frozen=True, slots=True)
+class ParityReport:
+    """`flips`: emitted tokens that are not the reference's argmax; `worst_gap_in_steps`: the largest shortfall."""
+
+    flips: int
+    worst_gap_in_steps: float
+
+
+class Reference:
+    """The unsharded model in bfloat16, from a Hugging Face directory or from a GGUF file."""
+
+    def __init__(self, path: Path) -> None:
+        self.model: Any = _load_gguf(path) if path.suffix == ".gguf" else _load_directory(path)
+        self.model.eval()
+
+    @torch.inference_mode()
+    def logits(self, token_ids: Sequence[int]) -> torch.Tensor:
+        """`[tokens, vocab]` in bfloat16."""
+        logits: torch.Tensor = self.model(torch.tensor([list(token_ids)]), use_cache=False).logits[0]
+        return logits
+
+    def check(self, prompt_ids: Sequence[int], emitted_ids: Sequence[int]) -> ParityReport:
+        """Asserts that each emitted token is right after the prompt and the tokens emitted before it."""
+        assert emitted_ids, "nothing was emitted"
+        logits = self.logits([*prompt_ids, *emitted_ids[:-1]])[len(prompt_ids) - 1 :].float()
+        flips, worst = 0, 0.0
+        for index, (row, token) in enumerate(zip(logits, emitted_ids, strict=True)):
+            gap = gap_in_steps(row, token)
+            assert gap <= TOLERATED_STEPS, (
+                f"token {index} is {token}, the reference's is {int(row.argmax())}, "
+                f"{gap:.1f} bfloat16 steps above: {list(emitted_ids)}"
+            )
+            flips += gap > 0
+            worst = max(worst, gap)
+        return ParityReport(flips, worst)
+
+
+def gap_in_steps(logits: torch.Tensor, token: int) -> float:
+    """How far a token's logit is below the largest, in steps between bfloat16 values of the largest's size."""
+    largest = float(logits.max())
+    step = math.ldexp(1.0, math.frexp(largest)[1] - 1 - _MANTISSA_BITS)
+    return (largest - float(logits[token])) / step
+
+
+def _load_directory(path: Path) -> Any:
+    return AutoModelForCausalLM.from_pretrained(path, dtype=torch.bfloat16)
+
+
+def _load_gguf(path: Path) -> Any:
+    """What from_pretrained(gguf_file=...) does, which also asks for a package that nothing else here needs."""
+    config = AutoConfig.from_pretrained(path.parent, gguf_file=path.name)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    loaded = load_gguf_checkpoint(str(path), return_tensors=True, model_to_load=model, torch_dtype=torch.bfloat16)
+    missing, unexpected = model.load_state_dict(loaded["tensors"], strict=False)
+    assert set(missing) <= {"lm_head.weight"}, missing
+    assert not unexpected, unexpected
+    model.tie_weights()
+    return model

@@ -1,0 +1,118 @@
+"""Which entry node, how many tokens, and which answer to which error."""
+
+from __future__ import annotations
+
+import pytest
+
+from meshnet.errors import KvFull, MissingLayers, NextHopTimeout, UnknownModel
+from meshnet.model import LayerRange, Quantization
+from meshnet.topology import Node, Shard, ShardState, Topology
+from services.gateway import coverage
+from services.gateway.api_errors import ApiError, from_code, from_mesh_error
+from services.gateway.entry import deployed_model, pick_entry
+from services.gateway.limits import max_new_tokens
+from tests.services.gateway.fake_mesh import model, shard
+
+
+def node(node_id: str, *shards: Shard, num_sessions: int = 0, stub: bool = False) -> Node:
+    return Node(node_id, "h:1", f"{node_id}:2", 1, Quantization.BFLOAT16, shards, num_sessions=num_sessions, stub=stub)
+
+
+def topology(*nodes: Node) -> Topology:
+    return Topology(1, {n.node_id: n for n in nodes}, {"m": model("m")})
+
+
+def test_the_entry_node_with_the_fewest_sessions_is_picked() -> None:
+    mesh = topology(node("a", shard("m"), num_sessions=2), node("b", shard("m"), num_sessions=1))
+    assert [n.node_id for turn in range(3) if (n := pick_entry(mesh, "m", turn))] == ["b", "b", "b"]
+
+
+def test_equal_entry_nodes_take_turns() -> None:
+    mesh = topology(node("a", shard("m")), node("b", shard("m")))
+    assert {n.node_id for turn in range(2) if (n := pick_entry(mesh, "m", turn))} == {"a", "b"}
+
+
+def test_an_entry_node_without_a_whole_route_is_not_picked() -> None:
+    real, stub = node("real", shard("m", 0, 30)), node("stub", shard("m", 0, 10), stub=True)
+    picked = pick_entry(topology(stub, real), "m", 0)
+    assert picked is not None
+    assert picked.node_id == "real"
+
+
+def test_avoided_nodes_leave_none() -> None:
+    assert pick_entry(topology(node("a", shard("m"))), "m", 0, {"a"}) is None
+
+
+@pytest.mark.parametrize(
+    ("held", "missing"),
+    [((), "0-30"), ((shard("m", 10, 20),), "0-10, 20-30"), ((shard("m", 0, 30, ShardState.LOADING),), "0-30")],
+)
+def test_missing_layers_are_named(held: tuple[Shard, ...], missing: str) -> None:
+    with pytest.raises(MissingLayers, match=missing):
+        pick_entry(topology(node("a", *held)), "m", 0)
+
+
+def test_an_unknown_model_is_told_the_known_ones() -> None:
+    with pytest.raises(UnknownModel, match="m"):
+        deployed_model(topology(), "other")
+
+
+@pytest.mark.parametrize(
+    ("asked", "default", "expected"), [(5, 16, 5), (None, 16, 16), (None, None, 90), (90, None, 90)]
+)
+def test_tokens_are_as_asked_else_the_default_else_what_is_left(
+    asked: int | None, default: int | None, expected: int
+) -> None:
+    assert max_new_tokens(10, asked, default, 100, 0, "prompt") == expected
+
+
+def test_what_is_left_is_capped_by_the_kv_cache() -> None:
+    assert max_new_tokens(10, None, None, 100, 50, "prompt") == 40
+    assert max_new_tokens(60, None, None, 100, 50, "prompt") == 1
+
+
+@pytest.mark.parametrize(("num_prompt", "asked"), [(10, 91), (100, None), (5000, 1)])
+def test_too_long_names_limit_prompt_and_request(num_prompt: int, asked: int | None) -> None:
+    with pytest.raises(ApiError) as caught:
+        max_new_tokens(num_prompt, asked, None, 100, 0, "messages")
+    assert caught.value.code == "context_length_exceeded"
+    assert {"100", str(num_prompt), str(asked or 1)} <= set(caught.value.message.replace(".", " ").split())
+
+
+def test_an_empty_prompt_is_refused() -> None:
+    with pytest.raises(ApiError, match="empty"):
+        max_new_tokens(0, 5, None, 100, 0, "prompt")
+
+
+def test_errors_of_the_mesh_keep_their_status_and_code() -> None:
+    full = from_mesh_error(KvFull("full", retry_after=2.5))
+    assert (full.status, full.code, full.headers) == (429, "kv_full", {"Retry-After": "3"})
+    missing = from_mesh_error(MissingLayers("m", [LayerRange(3, 5)]))
+    assert (missing.status, missing.headers["Retry-After"]) == (503, "5")
+    assert "3-5" in missing.message
+    assert from_mesh_error(UnknownModel("x")).code == "model_not_found"
+    assert from_mesh_error(NextHopTimeout("slow", "n")).status == 504
+    assert from_code("some_new_code", "?").status == 500
+
+
+def test_health_is_degraded_while_layers_are_missing_or_the_tracker_is_silent() -> None:
+    whole, half = topology(node("a", shard("m"))), topology(node("a", shard("m", 0, 10)))
+    assert coverage.health(whole, tracker_connected=True)["status"] == "ok"
+    assert coverage.health(whole, tracker_connected=False)["status"] == "degraded"
+    degraded = coverage.health(half, tracker_connected=True)
+    assert degraded["status"] == "degraded"
+    assert degraded["models"]["m"] == {"complete": False, "missing_layers": ["10-30"]}
+
+
+def test_the_coverage_map_tells_spans_and_nodes() -> None:
+    mesh = topology(node("a", shard("m", 0, 10)), node("b", shard("m", 5, 20, ShardState.LOADING)))
+    told = coverage.coverage_map(mesh)
+    assert told["models"]["m"]["spans"] == [
+        {"start": 0, "end": 5, "ready": ["a"], "loading": []},
+        {"start": 5, "end": 10, "ready": ["a"], "loading": ["b"]},
+        {"start": 10, "end": 20, "ready": [], "loading": ["b"]},
+        {"start": 20, "end": 30, "ready": [], "loading": []},
+    ]
+    assert told["models"]["m"]["missing"] == [{"start": 10, "end": 30}]
+    assert [n["node_id"] for n in told["nodes"]] == ["a", "b"]
+    assert told["nodes"][1]["shards"][0]["state"] == "loading"

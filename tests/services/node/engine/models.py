@@ -1,0 +1,160 @@
+"""Small random models of each supported architecture, saved as their users would save them, and a mesh in one process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from meshnet.model import LayerRange, ModelManifest, Quantization
+from meshnet.model_files import ModelFiles
+from services.node.engine.executor import TorchExecutor
+from services.node.manifest import read_manifest
+from services.node.work import ForwardWork, FreeWork, PromptWork, SampleWork, Sampling, Segment, SessionKey, ShardSpec
+
+MODEL = "tiny"
+VOCAB = 199
+
+_LLAMA_LIKE = {
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": VOCAB,
+    "max_position_embeddings": 512,
+}
+_GPT2 = {"n_embd": 64, "n_layer": 4, "n_head": 4, "n_positions": 512, "vocab_size": VOCAB}
+TINY: dict[str, dict[str, Any]] = {
+    "llama": {"model_type": "llama", **_LLAMA_LIKE},
+    "llama-tied-head-dim": {"model_type": "llama", **_LLAMA_LIKE, "head_dim": 32, "tie_word_embeddings": True},
+    "llama3-rope": {
+        "model_type": "llama",
+        **_LLAMA_LIKE,
+        "rope_parameters": {
+            "rope_type": "llama3",
+            "rope_theta": 500000.0,
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 64,
+        },
+    },
+    "mistral": {"model_type": "mistral", **_LLAMA_LIKE, "sliding_window": None},
+    "qwen2": {"model_type": "qwen2", **_LLAMA_LIKE},
+    "qwen3": {"model_type": "qwen3", **_LLAMA_LIKE, "head_dim": 32},
+    "gpt2": {"model_type": "gpt2", **_GPT2},
+    "gpt2-scaled-by-layer": {"model_type": "gpt2", **_GPT2, "scale_attn_by_inverse_layer_idx": True},
+    "gpt_neox": {"model_type": "gpt_neox", **_LLAMA_LIKE, "rotary_pct": 0.5},
+}
+
+
+def save_model(path: Path, options: dict[str, Any], dtype: torch.dtype = torch.bfloat16) -> ModelFiles:
+    """A seeded model whose weights, biases and norms are all far from their defaults."""
+    model: Any = AutoModelForCausalLM.from_config(AutoConfig.for_model(**options))
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            noise = torch.randn(parameter.shape, generator=generator)
+            is_scale = parameter.ndim == 1 and name.endswith("weight")
+            parameter.copy_(1.0 + 0.1 * noise if is_scale else 0.1 * noise)
+    model.to(dtype).save_pretrained(path)
+    return ModelFiles(MODEL, path)
+
+
+def splits_of(num_layers: int, *ends: int) -> list[LayerRange]:
+    bounds = [0, *ends, num_layers]
+    return [LayerRange(start, end) for start, end in zip(bounds, bounds[1:], strict=False)]
+
+
+@dataclass(slots=True)
+class Mesh:
+    """One executor a shard; a prompt flows through them as it would through nodes."""
+
+    manifest: ModelManifest
+    shards: list[tuple[TorchExecutor, LayerRange]]
+    lengths: dict[str, int] = field(default_factory=dict)
+
+    def step(self, chunks: dict[str, Sequence[int]], positions: dict[str, int] | None = None) -> dict[str, memoryview]:
+        """Runs some tokens of each session, packed. Returns each one's last hidden state."""
+        at = {session: (positions or {}).get(session, self.lengths.get(session, 0)) for session in chunks}
+        hidden: list[Any] = []
+        for executor, layers in self.shards:
+            segments = [
+                Segment(SessionKey(session, self.manifest.model_id, layers), at[session], len(ids), len(ids))
+                for session, ids in chunks.items()
+            ]
+            works: list[ForwardWork | PromptWork] = [
+                ForwardWork(self.manifest.model_id, layers, (segment,), hidden[index])
+                if layers.start
+                else PromptWork(self.manifest.model_id, layers, (segment,), tuple(ids))
+                for index, (segment, ids) in enumerate(zip(segments, chunks.values(), strict=True))
+            ]
+            hidden = run(executor, works)
+            executor.check_integrity()
+        self.lengths |= {session: at[session] + len(ids) for session, ids in chunks.items()}
+        row = self.manifest.hidden_size * 2
+        return {session: rows[-row:] for session, rows in zip(chunks, hidden, strict=True)}
+
+    def sample(self, hidden: dict[str, memoryview], sampling: Sampling | None = None) -> dict[str, int]:
+        works = [SampleWork(self.manifest.model_id, row, sampling or Sampling(), 0.5) for row in hidden.values()]
+        return dict(zip(hidden, run(self.shards[0][0], works), strict=True))
+
+    def generate(
+        self, prompts: dict[str, Sequence[int]], num_tokens: int, chunk: int = 1 << 20
+    ) -> dict[str, list[int]]:
+        """Greedy, all sessions together; prompts go in chunks."""
+        emitted: dict[str, list[int]] = {session: [] for session in prompts}
+        last: dict[str, memoryview] = {}
+        for session, prompt in prompts.items():
+            for start in range(0, len(prompt), chunk):
+                last |= self.step({session: prompt[start : start + chunk]})
+        for _ in range(num_tokens):
+            tokens = self.sample(last)
+            for session, token in tokens.items():
+                emitted[session].append(token)
+            last = self.step({session: [token] for session, token in tokens.items()})
+        return emitted
+
+    def free(self, *sessions: str) -> None:
+        for executor, layers in self.shards:
+            run(executor, [FreeWork(tuple(SessionKey(s, self.manifest.model_id, layers) for s in sessions))])
+        for session in sessions:
+            self.lengths.pop(session, None)
+
+
+def run(executor: TorchExecutor, works: Sequence[Any]) -> list[Any]:
+    """Runs a batch none of whose works may fail."""
+    results = executor.run(works)
+    for result in results:
+        if isinstance(result, Exception):
+            raise result
+    return results
+
+
+@contextmanager
+def mesh(
+    files: ModelFiles, splits: Sequence[LayerRange] | None = None, quantization: Quantization = Quantization.BFLOAT16
+) -> Iterator[Mesh]:
+    """A mesh that holds the whole model. Asserts that nothing is left of its sessions' caches in the end."""
+    manifest = read_manifest(files)
+    shards = []
+    for layers in splits or [manifest.all_layers]:
+        executor = TorchExecutor({files.model_id: files})
+        executor.attach(executor.load(ShardSpec(manifest, layers, quantization, 1024), lambda done, total: None))
+        shards.append((executor, layers))
+    yield Mesh(manifest, shards)
+    for executor, layers in shards:
+        executor.check_integrity()
+        executor.detach(files.model_id, layers)
+        assert executor.kv_bytes == 0
+
+
+def prompt_of(length: int, seed: int = 0, vocab: int = VOCAB) -> list[int]:
+    generator = torch.Generator().manual_seed(seed)
+    return [int(token) for token in torch.randint(vocab, (length,), generator=generator)]

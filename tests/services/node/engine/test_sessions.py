@@ -1,0 +1,219 @@
+"""KV caches under use: packed, chunked, interleaved, cut back, and refused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from meshnet.errors import InvalidRequest, PositionMismatch, UnknownModel, WrongLayers
+from meshnet.model import LayerRange, Quantization
+from meshnet.model_files import ModelFiles
+from services.node.engine.executor import TorchExecutor
+from services.node.manifest import read_manifest
+from services.node.work import ForwardWork, FreeWork, PromptWork, SampleWork, Sampling, Segment, SessionKey, ShardSpec
+from tests.parity import Reference
+from tests.services.node.engine.models import MODEL, TINY, Mesh, mesh, prompt_of, run, save_model, splits_of
+
+ALL = LayerRange(0, 4)
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> ModelFiles:
+    return save_model(tmp_path_factory.mktemp("llama"), TINY["llama"])
+
+
+@pytest.fixture(scope="module")
+def reference(files: ModelFiles) -> Reference:
+    return Reference(files.path)
+
+
+@pytest.fixture
+def shards(files: ModelFiles) -> Iterator[Mesh]:
+    with mesh(files, splits_of(4, 2)) as made:
+        yield made
+
+
+def prompt_work(session: str, position: int, ids: list[int], returned: int | None = None) -> PromptWork:
+    key = SessionKey(session, MODEL, ALL)
+    wanted = len(ids) if returned is None else returned
+    return PromptWork(MODEL, ALL, (Segment(key, position, len(ids), wanted),), tuple(ids))
+
+
+@pytest.fixture
+def executor(files: ModelFiles) -> TorchExecutor:
+    made = TorchExecutor({MODEL: files})
+    made.attach(made.load(ShardSpec(read_manifest(files), ALL, Quantization.BFLOAT16, 512), lambda done, total: None))
+    return made
+
+
+def test_sessions_decoded_together_are_each_right(shards: Mesh, reference: Reference) -> None:
+    prompts = {f"s{index}": prompt_of(5 + 7 * index, index) for index in range(6)}
+    emitted = shards.generate(prompts, 10, chunk=16)
+    for session, prompt in prompts.items():
+        reference.check(prompt, emitted[session])
+
+
+def test_a_prompt_joins_between_the_steps_of_another(shards: Mesh, reference: Reference) -> None:
+    first, second = prompt_of(150, 1), prompt_of(40, 2)
+    emitted = shards.generate({"a": first}, 3, chunk=128)["a"]
+    rows = shards.step({"a": [emitted.pop()], "b": second[:30]}, {"a": len(first) + 2})
+    emitted += shards.sample({"a": rows["a"]}).values()
+    reference.check(first, emitted[:2])
+    last = shards.step({"b": second[30:]})
+    reference.check(second, list(shards.sample(last).values()))
+
+
+def test_a_cut_back_session_continues_as_if_the_rest_had_never_been(shards: Mesh) -> None:
+    prompt, other = prompt_of(30, 1), prompt_of(9, 5)
+    shards.step({"a": prompt})
+    shards.step({"a": [7]})
+    again = shards.step({"a": other}, {"a": 20})
+    fresh_start = shards.step({"b": prompt[:20]})
+    assert fresh_start
+    fresh = shards.step({"b": other})
+    assert bytes(again["a"]) == bytes(fresh["b"])
+    assert shards.lengths["a"] == 29
+
+
+def test_a_retried_step_gives_the_same(executor: TorchExecutor) -> None:
+    first = run(executor, [prompt_work("a", 0, prompt_of(20))])
+    assert run(executor, [prompt_work("a", 0, prompt_of(20))]) == first
+    step = run(executor, [prompt_work("a", 20, [3])])
+    assert run(executor, [prompt_work("a", 20, [3])]) == step
+
+
+def test_two_chunks_of_one_session_in_one_step(executor: TorchExecutor) -> None:
+    ids = prompt_of(40)
+    apart = run(executor, [prompt_work("a", 0, ids[:25])]) + run(executor, [prompt_work("a", 25, ids[25:])])
+    together = run(executor, [prompt_work("b", 0, ids[:25]), prompt_work("b", 25, ids[25:])])
+    assert [len(rows) for rows in together] == [len(rows) for rows in apart]
+    run(executor, [prompt_work("b", 40, [1])])
+    executor.check_integrity()
+
+
+def test_prompts_past_a_cache_block_and_a_query_block(executor: TorchExecutor, reference: Reference) -> None:
+    ids = prompt_of(510, 3)
+    rows = run(executor, [prompt_work("a", 0, ids[:129], 0)])
+    assert rows[0].nbytes == 0
+    (last,) = run(executor, [prompt_work("a", 129, ids[129:], 1)])
+    (token,) = run(executor, [SampleWork(MODEL, last, Sampling(), 0.0)])
+    reference.check(ids, [token])
+
+
+def test_only_the_wanted_rows_come_back_in_the_order_of_segments(executor: TorchExecutor) -> None:
+    ids = prompt_of(12)
+    keys = [SessionKey(name, MODEL, ALL) for name in "ab"]
+    whole = run(executor, [prompt_work("c", 0, ids[:8]), prompt_work("d", 0, ids[8:])])
+    segments = (Segment(keys[0], 0, 8, 2), Segment(keys[1], 0, 4, 1))
+    (rows,) = run(executor, [PromptWork(MODEL, ALL, segments, tuple(ids))])
+    row = 64 * 2
+    assert bytes(rows) == bytes(whole[0])[-2 * row :] + bytes(whole[1])[-row:]
+
+
+def test_a_refused_work_does_not_harm_the_others(executor: TorchExecutor) -> None:
+    ids = prompt_of(6)
+    alone = run(executor, [prompt_work("a", 0, ids), prompt_work("b", 0, ids)])
+    good, ahead, word, late, fine = executor.run(
+        [
+            prompt_work("c", 0, ids),
+            prompt_work("a", 7, ids),
+            prompt_work("d", 0, [10**9]),
+            prompt_work("e", 300, [1]),
+            prompt_work("f", 0, ids),
+        ]
+    )
+    assert [good, fine] == alone
+    assert isinstance(ahead, PositionMismatch)
+    assert ahead.cached_length == 6
+    assert isinstance(word, InvalidRequest)
+    assert isinstance(late, PositionMismatch)
+    assert late.cached_length == 0
+    executor.check_integrity()
+
+
+def test_the_context_ends(executor: TorchExecutor) -> None:
+    run(executor, [prompt_work("a", 0, prompt_of(512), 0)])
+    (over,) = executor.run([prompt_work("a", 512, [1])])
+    assert isinstance(over, InvalidRequest)
+
+
+@pytest.mark.parametrize(
+    "work",
+    [
+        PromptWork(MODEL, ALL, (), ()),
+        PromptWork(MODEL, ALL, (Segment(SessionKey("x", MODEL, ALL), 0, 2, 1),), (1,)),
+        PromptWork(MODEL, ALL, (Segment(SessionKey("x", MODEL, ALL), -1, 1, 1),), (1,)),
+        PromptWork(MODEL, ALL, (Segment(SessionKey("x", MODEL, ALL), 0, 1, 2),), (1,)),
+        PromptWork(MODEL, ALL, (Segment(SessionKey("x", MODEL, LayerRange(0, 2)), 0, 1, 1),), (1,)),
+        ForwardWork(MODEL, ALL, (Segment(SessionKey("x", MODEL, ALL), 0, 1, 1),), b"\0" * 127),
+        SampleWork(MODEL, b"\0" * 126, Sampling(), 0.0),
+    ],
+)
+def test_impossible_works_are_refused(executor: TorchExecutor, work: PromptWork | ForwardWork | SampleWork) -> None:
+    (result,) = executor.run([work])
+    assert isinstance(result, InvalidRequest), result
+
+
+def test_freed_sessions_take_no_memory_and_unknown_ones_are_no_error(executor: TorchExecutor) -> None:
+    run(executor, [prompt_work("a", 0, prompt_of(130)), prompt_work("b", 0, [1])])
+    # K and V, 4 layers, 2 heads of 16 values of 2 bytes, in blocks of 128 tokens: two blocks and one.
+    assert executor.kv_bytes == 2 * 4 * 2 * 16 * 2 * 128 * 3
+    keys = tuple(SessionKey(name, MODEL, ALL) for name in ("a", "b", "never"))
+    assert run(executor, [FreeWork(keys), FreeWork(keys)]) == [None, None]
+    assert executor.kv_bytes == 0
+    (gone,) = executor.run([prompt_work("a", 130, [1])])
+    assert isinstance(gone, PositionMismatch)
+
+
+def test_what_is_not_held_is_refused(files: ModelFiles) -> None:
+    executor = TorchExecutor({MODEL: files})
+    (unknown,) = executor.run([prompt_work("a", 0, [1])])
+    assert isinstance(unknown, UnknownModel)
+    spec = ShardSpec(read_manifest(files), LayerRange(1, 3), Quantization.BFLOAT16, 512)
+    executor.attach(executor.load(spec, lambda done, total: None))
+    (wrong,) = executor.run([prompt_work("a", 0, [1])])
+    assert isinstance(wrong, WrongLayers)
+    (headless,) = executor.run([SampleWork(MODEL, b"\0" * 128, Sampling(), 0.0)])
+    assert isinstance(headless, WrongLayers)
+
+
+def test_layers_come_and_go_in_pieces(files: ModelFiles, executor: TorchExecutor) -> None:
+    """Any contiguous part of what is held runs, wherever it was split when it was loaded."""
+    manifest = read_manifest(files)
+    (wanted,) = run(executor, [prompt_work("a", 0, prompt_of(5))])
+    pieces = TorchExecutor({MODEL: files})
+    for layers in (LayerRange(2, 4), LayerRange(0, 2)):
+        spec = ShardSpec(manifest, layers, Quantization.BFLOAT16, 512)
+        pieces.attach(pieces.load(spec, lambda done, total: None))
+    assert run(pieces, [prompt_work("a", 0, prompt_of(5))]) == [wanted]
+    part = LayerRange(1, 3)
+    key = SessionKey("p", MODEL, part)
+    work = ForwardWork(MODEL, part, (Segment(key, 0, 1, 1),), bytearray(128))
+    before = run(pieces, [work])
+    pieces.detach(MODEL, LayerRange(3, 4))
+    assert run(pieces, [ForwardWork(MODEL, part, (Segment(key, 1, 1, 1),), bytes(128))]) != [None]
+    assert run(pieces, [work]) == before
+    (wrong,) = pieces.run([prompt_work("a", 5, [1])])
+    assert isinstance(wrong, WrongLayers)
+    pieces.detach(MODEL, LayerRange(1, 2))
+    assert pieces.kv_bytes == 0
+    (wrong,) = pieces.run([work])
+    assert isinstance(wrong, WrongLayers)
+
+
+def test_a_step_that_fails_inside_is_the_answer_to_all_and_harms_no_cache(
+    executor: TorchExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (first,) = run(executor, [prompt_work("a", 0, prompt_of(9))])
+    with monkeypatch.context() as patch:
+        patch.setattr("services.node.engine.attention.scaled_dot_product_attention", _out_of_memory)
+        results = executor.run([prompt_work("a", 9, [1]), prompt_work("b", 0, [1])])
+    assert all(isinstance(result, MemoryError) for result in results)
+    executor.check_integrity()
+    assert run(executor, [prompt_work("a", 0, prompt_of(9))]) == [first]
+    run(executor, [prompt_work("a", 9, [1])])
+
+
+def _out_of_memory(*_: object, **__: object) -> None:
+    raise MemoryError

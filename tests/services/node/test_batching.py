@@ -1,0 +1,83 @@
+"""The choice of the next step."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from meshnet.model import LayerRange
+from services.node.batching import choose_batch
+from services.node.work import ForwardWork, FreeWork, PromptWork, SampleWork, Sampling, Segment, SessionKey, Work
+
+LAYERS = LayerRange(0, 4)
+
+
+def forward(session: str, tokens: int = 1, layers: LayerRange = LAYERS) -> ForwardWork:
+    key = SessionKey(session, "m", layers)
+    return ForwardWork("m", layers, (Segment(key, 0, tokens, 1),), b"")
+
+
+def prompt(session: str, tokens: int = 1) -> PromptWork:
+    return PromptWork("m", LAYERS, (Segment(SessionKey(session, "m", LAYERS), 0, tokens, 1),), (0,) * tokens)
+
+
+SAMPLE = SampleWork("m", b"", Sampling(), 0.0)
+
+
+def test_the_decodes_of_many_sessions_share_a_step() -> None:
+    assert choose_batch([forward("a"), forward("b"), forward("c")]) == [0, 1, 2]
+
+
+def test_works_of_one_session_never_share_a_step_nor_overtake() -> None:
+    assert choose_batch([forward("a"), forward("a"), forward("b")]) == [0, 2]
+    # The free of a session must not run before its queued frame, nor a frame before a free.
+    free = FreeWork((SessionKey("a", "m", LAYERS),))
+    assert choose_batch([SAMPLE, forward("a"), free]) == [0]
+    assert choose_batch([free, forward("a")]) == [0]
+
+
+def test_other_kinds_and_layers_wait_for_a_step_of_their_own() -> None:
+    other = forward("b", layers=LayerRange(1, 4))
+    assert choose_batch([forward("a"), other, prompt("c"), SAMPLE, forward("d")]) == [0, 4]
+
+
+def test_the_token_budget_bounds_a_step_but_never_stops_the_first_work() -> None:
+    assert choose_batch([forward("a", 900), forward("b")], token_budget=512) == [0]
+    assert choose_batch([forward("a", 400), forward("b", 200), forward("c", 100)], token_budget=512) == [0, 2]
+
+
+WORKS = st.lists(
+    st.one_of(
+        st.builds(forward, st.sampled_from("abc"), st.integers(1, 300)),
+        st.builds(prompt, st.sampled_from("abc"), st.integers(1, 300)),
+        st.just(SAMPLE),
+        st.builds(lambda s: FreeWork((SessionKey(s, "m", LAYERS),)), st.sampled_from("abc")),
+    ),
+    max_size=20,
+)
+
+
+def sessions_of(work: Work) -> set[str]:
+    match work:
+        case ForwardWork() | PromptWork():
+            return {segment.key.session for segment in work.segments}
+        case FreeWork():
+            return {key.session for key in work.keys}
+        case SampleWork():
+            return set()
+
+
+@given(WORKS)
+def test_every_work_runs_once_and_each_sessions_works_in_order(queue: list[Work]) -> None:
+    pending = list(enumerate(queue))
+    ran: list[int] = []
+    while pending:
+        chosen = choose_batch([work for _, work in pending])
+        assert chosen
+        assert chosen[0] == 0
+        ran += [pending[index][0] for index in chosen]
+        pending = [item for index, item in enumerate(pending) if index not in set(chosen)]
+    assert sorted(ran) == list(range(len(queue)))
+    for session in "abc":
+        own = [index for index in ran if session in sessions_of(queue[index])]
+        assert own == sorted(own)

@@ -1,0 +1,66 @@
+"""What a frame means by the model and layers that it names."""
+
+from __future__ import annotations
+
+import pytest
+
+from meshnet.errors import InvalidRequest, UnknownModel, WrongLayers
+from meshnet.model import LayerRange, Quantization
+from meshnet.topology import ShardState
+from services.node.shards import ShardTable
+from services.node.work import ShardSpec
+from tests.models import manifest
+
+
+def spec(start: int, end: int, model_id: str = "m") -> ShardSpec:
+    return ShardSpec(manifest(model_id, num_layers=12), LayerRange(start, end), Quantization.BFLOAT16, 1024)
+
+
+def test_nothing_named_means_the_only_shard() -> None:
+    shards = ShardTable()
+    shards.add(spec(4, 8))
+    assert shards.resolve(None, None) == ("m", LayerRange(4, 8))
+    assert shards.resolve("m", LayerRange(5, 7)) == ("m", LayerRange(5, 7))
+
+
+def test_neighbouring_shards_run_as_one() -> None:
+    shards = ShardTable()
+    shards.add(spec(0, 4))
+    shards.add(spec(4, 6))
+    assert shards.resolve(None, None) == ("m", LayerRange(0, 6))
+    assert [shard.layers for shard in shards.listing()] == [LayerRange(0, 6)]
+
+
+def test_what_is_not_held_or_ambiguous_is_refused() -> None:
+    shards = ShardTable()
+    with pytest.raises(UnknownModel):
+        shards.resolve(None, None)
+    shards.add(spec(0, 4))
+    shards.add(spec(8, 12))
+    with pytest.raises(UnknownModel, match="'x'"):
+        shards.resolve("x", None)
+    with pytest.raises(WrongLayers, match="0-4, 8-12"):
+        shards.resolve("m", LayerRange(3, 9))
+    with pytest.raises(InvalidRequest, match="name the ones"):
+        shards.resolve("m", None)
+    shards.add(spec(0, 2, "n"))
+    with pytest.raises(InvalidRequest, match="several models"):
+        shards.resolve(None, None)
+
+
+def test_a_shard_can_be_dropped_in_part() -> None:
+    shards = ShardTable()
+    shards.add(spec(0, 10))
+    shards.remove("m", LayerRange(3, 10))
+    assert shards.layers("m") == frozenset(range(3))
+    shards.remove("m", LayerRange(0, 3))
+    assert shards.models() == ()
+
+
+def test_loading_shards_are_listed_with_their_progress() -> None:
+    shards = ShardTable()
+    shards.set_loading(spec(0, 2), 50, 200)
+    (listed,) = shards.listing()
+    assert (listed.state, listed.bytes_done, listed.bytes_total) == (ShardState.LOADING, 50, 200)
+    shards.loading_ended(spec(0, 2))
+    assert shards.listing() == ()

@@ -1,0 +1,134 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from meshnet.errors import InvalidRequest, Unregistered
+from meshnet.topology import Node
+from services.tracker.registry import MAX_LAYERS, Registry
+from tests.services.tracker.meshes import MB, manifest, node, shard
+
+LEASE = 15.0
+
+
+@pytest.fixture
+def registry() -> Registry:
+    return Registry(LEASE)
+
+
+def join(
+    registry: Registry, node_id: str = "n1", incarnation: str = "i1", revision: str = "r1", now: float = 0
+) -> None:
+    registry.register(node(node_id, MB), incarnation, [manifest(revision=revision)], now)
+
+
+def test_a_node_is_here_until_its_lease_runs_out(registry: Registry) -> None:
+    join(registry, now=100.0)
+    assert registry.expire(114.9) == []
+    assert list(registry.nodes()) == ["n1"]
+    assert registry.expire(115.0) == ["n1"]
+    assert registry.nodes() == {}
+    with pytest.raises(Unregistered, match="register again"):
+        registry.member("n1", "i1")
+
+
+def test_a_heartbeat_renews_the_lease(registry: Registry) -> None:
+    join(registry, now=0)
+    registry.renew(registry.member("n1", "i1"), now=10.0)
+    assert registry.expire(20.0) == []
+    assert registry.expire(25.0) == ["n1"]
+
+
+def test_leases_are_extended_when_the_tracker_was_away(registry: Registry) -> None:
+    join(registry, now=0)
+    registry.extend_leases(100.0)
+    assert registry.expire(100.0) == []
+    assert registry.expire(115.0) == ["n1"]
+
+
+def test_a_newer_process_replaces_the_older_one(registry: Registry) -> None:
+    join(registry)
+    outcome = registry.register(node("n1", MB, shards=[shard(0, 3)]), "i2", [manifest()], 1.0)
+    assert (outcome.is_new, outcome.restarted) == (False, True)
+    assert registry.nodes()["n1"].shards == (shard(0, 3),)
+    with pytest.raises(Unregistered, match="another process"):
+        registry.member("n1", "i1")
+    with pytest.raises(Unregistered, match="replaced"):
+        join(registry, incarnation="i1")
+    assert registry.member("n1", "i2").incarnation == "i2"
+
+
+def test_the_same_process_may_register_again(registry: Registry) -> None:
+    join(registry, now=0)
+    outcome = registry.register(node("n1", MB), "i1", [manifest()], 10.0)
+    assert (outcome.is_new, outcome.restarted) == (False, False)
+    assert registry.expire(20.0) == []
+
+
+def test_a_node_that_left_may_come_back(registry: Registry) -> None:
+    join(registry)
+    registry.leave("n1", "i1")
+    assert registry.nodes() == {}
+    with pytest.raises(Unregistered):
+        registry.leave("n1", "i1")
+    join(registry)
+    assert list(registry.nodes()) == ["n1"]
+
+
+def test_the_first_revision_counts_while_a_node_offers_it(registry: Registry) -> None:
+    join(registry, "n1", revision="r1")
+    outcome = registry.register(node("n2", MB), "i1", [manifest(revision="r2")], 0)
+    assert outcome.other_revisions == ("m",)
+    assert registry.holders("m") == ("n1",)
+    assert registry.nodes()["n2"].available_models == frozenset()
+    registry.leave("n1", "i1")
+    assert registry.manifests["m"].revision == "r2"
+    assert registry.holders("m") == ("n2",)
+
+
+def test_a_pinned_revision_stays(registry: Registry) -> None:
+    join(registry, "n1", revision="r1")
+    join(registry, "n2", revision="r2")
+    registry.pin("m")
+    registry.leave("n1", "i1")
+    assert registry.manifests["m"].revision == "r1"
+    assert registry.holders("m") == ()
+    registry.unpin("m")
+    assert registry.manifests["m"].revision == "r2"
+    registry.leave("n2", "i1")
+    assert registry.manifests == {}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (replace(node("n1", MB), node_id="../n1"), "not a node id"),
+        (replace(node("n1", MB), forward_address="nowhere"), "not an address"),
+        (replace(node("n1", MB), forward_address="0.0.0.0:80"), "others can reach"),
+        (replace(node("n1", MB), grpc_address="10.0.0.1:0"), "others can reach"),
+        (replace(node("n1", MB), grpc_address="u@host/path:80"), "others can reach"),
+        (node("n1", MB, shards=[shard(0, 31)]), "which has 30"),
+        (node("n1", MB, shards=[shard(0, 4_000_000_000)]), "which has 30"),
+        (node("n1", MB, shards=[shard(0, 1, "other")]), "no manifest"),
+        (node("n1", MB, shards=[replace(shard(0, 1), bytes_total=2**63)]), "limit"),
+    ],
+)
+def test_a_description_without_sense_is_refused(registry: Registry, wrong: Node, message: str) -> None:
+    with pytest.raises(InvalidRequest, match=message):
+        registry.register(wrong, "i1", [manifest()], 0)
+    assert registry.nodes() == {}
+
+
+def test_manifests_without_sense_are_refused(registry: Registry) -> None:
+    for wrong in (
+        manifest(revision=""),
+        manifest(num_layers=MAX_LAYERS + 1),
+        manifest(layer_bytes=2**63),
+        replace(manifest(), kv_bytes_per_token=2**60),
+    ):
+        with pytest.raises(InvalidRequest, match="manifest of model 'm'"):
+            registry.register(node("n1", MB), "i1", [wrong], 0)
+    with pytest.raises(InvalidRequest, match="incarnation"):
+        registry.register(node("n1", MB), "", [manifest()], 0)
+    assert registry.manifests == {}
