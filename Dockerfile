@@ -2,7 +2,7 @@
 #
 #   docker build -t meshnet .
 #
-# For machines without a GPU, --build-arg PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu keeps CUDA out.
+# For machines without a GPU, --build-arg PIP_EXTRA_INDEX_URL=URL of an index with CPU builds of torch keeps CUDA out.
 
 ARG BASE=python:3.11-slim-bookworm
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.initialization import no_init_weights
 from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
 TOLERATED_STEPS = 2.0
@@ -72,7 +73,8 @@ def _load_directory(path: Path) -> Any:
 def _load_gguf(path: Path) -> Any:
     """What from_pretrained(gguf_file=...) does, which also asks for a package that nothing else here needs."""
     config = AutoConfig.from_pretrained(path.parent, gguf_file=path.name)
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    with no_init_weights():
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
     loaded = load_gguf_checkpoint(str(path), return_tensors=True, model_to_load=model, torch_dtype=torch.bfloat16)
     missing, unexpected = model.load_state_dict(loaded["tensors"], strict=False)
     assert set(missing) <= {"lm_head.weight"}, missing

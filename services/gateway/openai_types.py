@@ -16,6 +16,8 @@ from pydantic import BaseModel, ConfigDict, Field, PlainValidator
 from services.gateway.api_errors import ApiError, invalid
 
 MAX_STOP_STRINGS = 16
+# Checking holds up all other requests, about 3 microseconds a message.
+MAX_MESSAGES = 16_384
 
 StopString = Annotated[str, Field(min_length=1, max_length=1024)]
 
@@ -143,7 +145,7 @@ class Message(BaseModel):
 class ChatRequest(GenerationRequest):
     """`POST /v1/chat/completions`."""
 
-    messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)]
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
     max_completion_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
 
     @property

@@ -2,7 +2,7 @@
 
 - A client that stops reading is cut off: Hypercorn would wait for it for ever.
 - A client that closes is noticed even if it sent bytes after its request: Hypercorn stops reading then.
-- A refusal reaches a client that is still sending: Hypercorn closes at once, and the reset destroys the answer.
+- A refusal reaches a client that is still sending: Hypercorn closes at once, and the client's pipe breaks.
 - A stop takes seconds with any connections open: Hypercorn waits for all on Python 3.12.1 and later.
 
 So the connections are Hypercorn's own class with four methods changed; its version is pinned for that.
@@ -123,7 +123,7 @@ class Connection(TCPServer):
 
 async def serve(app: Quart, listener: socket.socket, config: GatewayConfig, stop: asyncio.Event) -> None:
     """Serves until `stop` is set, then for at most `config.shutdown_timeout` more, in seconds."""
-    hypercorn_config = _hypercorn_config(config)
+    hypercorn_config = protocol_config(config)
     wrapped = wrap_app(app, hypercorn_config.wsgi_max_body_size, "asgi")
     context = WorkerContext(None)
     loop = asyncio.get_running_loop()
@@ -133,7 +133,7 @@ async def serve(app: Quart, listener: socket.socket, config: GatewayConfig, stop
         task = asyncio.current_task()
         assert task is not None, "a coroutine runs in a task"
         # asyncio leaves it off on sockets that were accepted by a listener without an explicit protocol number, and
-        # then every answer waits tens of milliseconds for the client's delayed acknowledgement.
+        # then every answer takes tens of milliseconds.
         writer.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection = Connection(
             wrapped, loop, hypercorn_config, context, {}, reader, writer, write_timeout=config.write_timeout
@@ -165,7 +165,7 @@ async def _end(open_connections: dict[asyncio.Task[Any], Connection], grace: flo
         await asyncio.wait(tuple(open_connections), timeout=grace)
 
 
-def _hypercorn_config(config: GatewayConfig) -> Config:
+def protocol_config(config: GatewayConfig) -> Config:
     hypercorn_config = Config()
     hypercorn_config.keep_alive_timeout = config.keep_alive_timeout
     # Hypercorn closes a connection after a thousand requests, under the client that is about to send the next.

@@ -9,8 +9,9 @@ from transformers import AutoConfig
 from meshnet.errors import LoadFailed
 from services.node.model_config import Config, check_supported
 
-# Not arguments of the config classes.
-_STORED_ONLY = ("model_type", "transformers_version")
+# The first two are no arguments of the config classes. A dtype would be made torch's default while a model is built,
+# for all threads of the process, and so for a step that runs meanwhile.
+_STORED_ONLY = ("model_type", "transformers_version", "dtype", "torch_dtype")
 
 
 def make_config(stated: Config) -> Any:

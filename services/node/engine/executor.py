@@ -207,9 +207,15 @@ class TorchExecutor:
                 refused[index] = error
         logits = model.entry().logits(hidden.to(self._device))
         return [
-            refused[index] if index in refused else choose(logits[index], work.sampling, work.uniform)
-            for index, work in enumerate(works)
+            refused[index] if index in refused else _choose(logits[index], works[index]) for index in range(len(works))
         ]
+
+
+def _choose(logits: torch.Tensor, work: SampleWork) -> int | MeshnetError:
+    try:
+        return choose(logits, work.sampling, work.uniform)
+    except MeshnetError as error:
+        return error
 
 
 def _all_of(works: Sequence[object], kind: type[_Kind]) -> list[_Kind]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from meshnet.errors import InvalidRequest
 from services.node.work import Sampling
 
 
@@ -12,11 +13,16 @@ def choose(logits: torch.Tensor, sampling: Sampling, uniform: float) -> int:
 
     Greedy takes the largest logit, the lowest id among equals. Otherwise: divide by the temperature, keep the
     `top_k` likeliest, of these the fewest that reach `top_p` together, and walk the kept ones from the likeliest on,
-    the lower id first among equals, until their share passes `uniform`.
+    the lower id first among equals, until their share passes `uniform`. Raises InvalidRequest if no logit is finite
+    or any is not a number: the hidden states were not.
     """
+    largest = logits.max()
+    if not torch.isfinite(largest):
+        raise InvalidRequest("the hidden states lead to logits that are not finite")
     if sampling.temperature == 0.0:
-        return int(torch.nonzero(logits == logits.max())[0])
-    scaled = logits.float() / sampling.temperature
+        return int(torch.nonzero(logits == largest)[0])
+    # From the largest on, so that no temperature takes it beyond what a float holds.
+    scaled = (logits.float() - largest.float()) / sampling.temperature
     values, ids = torch.sort(scaled, descending=True, stable=True)
     if sampling.top_k:
         values, ids = values[: sampling.top_k], ids[: sampling.top_k]

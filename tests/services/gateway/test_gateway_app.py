@@ -9,6 +9,7 @@ import pytest
 from services.gateway.app import GatewayApp, create_app
 from services.gateway.config import GatewayConfig
 from services.gateway.mesh_client import MeshClient
+from services.gateway.server import protocol_config
 from services.gateway.service import Service
 from services.gateway.tokenizers_store import TokenizerStore
 
@@ -45,3 +46,8 @@ async def test_a_fault_in_a_route_is_a_500_as_json(full: GatewayApp) -> None:
     error = (await response.get_json())["error"]
     assert (error["type"], error["code"]) == ("server_error", "internal")
     assert "secret" not in error["message"]
+
+
+def test_idle_connections_outlive_the_pools_of_clients() -> None:
+    config = protocol_config(GatewayConfig("127.0.0.1:1", "127.0.0.1", 0, {}))
+    assert config.keep_alive_timeout >= 75

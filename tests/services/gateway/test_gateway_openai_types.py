@@ -105,6 +105,7 @@ def test_what_is_not_supported_is_refused_by_name(name: str, value: Any) -> None
         ("stream", "yes"),
         ("model", 5),
         ("messages", []),
+        ("messages", HI * 20_000),
         ("messages", "hi"),
     ],
 )

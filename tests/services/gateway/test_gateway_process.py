@@ -75,6 +75,7 @@ def test_a_signal_stops_it_with_connections_and_streams_open(smollm2_gguf: Path,
                     assert gateway.process.process.wait(STOP_SECONDS) == 0
             assert mesh.a.has_ended(mesh.a.requests[0].request_id, timeout=20)
             assert "Traceback" not in gateway.process.output()
+            assert "left a generation" not in gateway.process.output()
 
 
 def test_a_port_in_use_is_a_clear_error() -> None:

@@ -26,7 +26,7 @@ from tests.services.gateway.fake_mesh import (
 from tests.services.gateway.gateway_process import Gateway, running_gateway, wait_until
 
 WRITE_TIMEOUT = 2.0
-REQUEST_TIMEOUT = 20.0
+REQUEST_TIMEOUT = 60.0
 
 
 @pytest.fixture(scope="module")
@@ -134,6 +134,16 @@ def test_a_client_that_does_not_read_is_cut_off_and_its_work_ends(gateway: Gatew
         wait_until(lambda: mesh.a.requests)
         assert_ended(mesh)
         assert b"[DONE]" not in read_to_end(connection)
+
+
+def test_a_client_that_is_refused_may_finish_sending_and_reads_why(gateway: Gateway) -> None:
+    size = 17 * 1024 * 1024
+    with connected(gateway) as connection:
+        connection.sendall(f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {size}\r\n\r\n".encode())
+        connection.sendall(b"x" * size)
+        received = read_to_end(connection)
+    assert received.startswith(b"HTTP/1.1 413")
+    assert received.endswith(b"}}")
 
 
 def test_requests_sent_ahead_are_answered_in_order(gateway: Gateway, mesh: FakeMesh) -> None:

@@ -1,10 +1,11 @@
-"""Small random models of each supported architecture, saved as their users would save them, and a mesh in one process."""
+"""Small random models of each supported architecture, and a mesh of shards in one process."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +70,7 @@ def save_model(path: Path, options: dict[str, Any], dtype: torch.dtype = torch.b
 
 def splits_of(num_layers: int, *ends: int) -> list[LayerRange]:
     bounds = [0, *ends, num_layers]
-    return [LayerRange(start, end) for start, end in zip(bounds, bounds[1:], strict=False)]
+    return [LayerRange(start, end) for start, end in pairwise(bounds)]
 
 
 @dataclass(slots=True)
@@ -80,7 +81,9 @@ class Mesh:
     shards: list[tuple[TorchExecutor, LayerRange]]
     lengths: dict[str, int] = field(default_factory=dict)
 
-    def step(self, chunks: dict[str, Sequence[int]], positions: dict[str, int] | None = None) -> dict[str, memoryview]:
+    def step(
+        self, chunks: Mapping[str, Sequence[int]], positions: Mapping[str, int] | None = None
+    ) -> dict[str, memoryview]:
         """Runs some tokens of each session, packed. Returns each one's last hidden state."""
         at = {session: (positions or {}).get(session, self.lengths.get(session, 0)) for session in chunks}
         hidden: list[Any] = []
@@ -106,7 +109,7 @@ class Mesh:
         return dict(zip(hidden, run(self.shards[0][0], works), strict=True))
 
     def generate(
-        self, prompts: dict[str, Sequence[int]], num_tokens: int, chunk: int = 1 << 20
+        self, prompts: Mapping[str, Sequence[int]], num_tokens: int, chunk: int = 1 << 20
     ) -> dict[str, list[int]]:
         """Greedy, all sessions together; prompts go in chunks."""
         emitted: dict[str, list[int]] = {session: [] for session in prompts}

@@ -27,15 +27,10 @@ def files(smollm2_gguf: Path) -> ModelFiles:
     return ModelFiles(MODEL, smollm2_gguf)
 
 
-@pytest.fixture(scope="module")
-def reference(smollm2_gguf: Path) -> Reference:
-    return Reference(smollm2_gguf)
-
-
-def test_every_tensor_is_what_transformers_reads(files: ModelFiles, reference: Reference) -> None:
+def test_every_tensor_is_what_transformers_reads(files: ModelFiles, smollm2_reference: Reference) -> None:
     reader = open_gguf(files)
     source = GgufSource(reader, gguf_config(reader), 30)
-    wanted = dict(reference.model.named_parameters())
+    wanted = dict(smollm2_reference.model.named_parameters())
     assert not source.leftovers(wanted)
     for name, parameter in wanted.items():
         assert torch.equal(source.read(name, torch.bfloat16), parameter), name
@@ -43,13 +38,13 @@ def test_every_tensor_is_what_transformers_reads(files: ModelFiles, reference: R
 
 @pytest.mark.parametrize("ends", [(), (7,), (10, 20)])
 def test_greedy_tokens_are_those_of_the_unsharded_model(
-    files: ModelFiles, reference: Reference, ends: tuple[int, ...]
+    files: ModelFiles, smollm2_reference: Reference, ends: tuple[int, ...]
 ) -> None:
     prompts = {"a": PROMPT, "b": prompt_of(150, 3, 49152)}
     with mesh(files, splits_of(30, *ends)) as shards:
         emitted = shards.generate(prompts, 16, chunk=128)
     for session, prompt in prompts.items():
-        reference.check(prompt, emitted[session])
+        smollm2_reference.check(prompt, emitted[session])
 
 
 def test_the_manifest_of_a_real_file(files: ModelFiles) -> None:

@@ -6,6 +6,7 @@ import gc
 import json
 import weakref
 from collections.abc import Collection
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from services.node.engine.weights import SafetensorsSource
 from services.node.manifest import read_manifest
 from services.node.model_config import read_config
 from services.node.work import LoadedShard, ShardSpec
-from tests.services.node.engine.models import MODEL, TINY, save_model
+from tests.services.node.engine.models import MODEL, TINY, mesh, prompt_of, save_model
 
 ALL = LayerRange(0, 4)
 
@@ -109,6 +110,21 @@ def test_detached_layers_leave_memory(tmp_path: Path) -> None:
     executor.detach(MODEL, LayerRange(2, 4))
     gc.collect()
     assert last() is None
+
+
+def test_steps_beside_a_load_are_not_disturbed(tmp_path: Path) -> None:
+    files = save_model(tmp_path, TINY["llama3-rope"])
+    manifest = read_manifest(files)
+    chunk = {"a": prompt_of(20)}
+    with mesh(files) as shards, ThreadPoolExecutor(1) as loader:
+        wanted = bytes(shards.step(chunk, {"a": 0})["a"])
+        loads = [loader.submit(load, files, manifest) for _ in range(4)]
+        steps = 0
+        while not all(future.done() for future in loads) or steps == 0:
+            assert bytes(shards.step(chunk, {"a": 0})["a"]) == wanted
+            steps += 1
+        sizes = {future.result(timeout=60).weight_bytes for future in loads}
+    assert sizes == {manifest.weight_bytes(ALL, Quantization.BFLOAT16)}
 
 
 def test_a_model_without_files_here_is_refused(tmp_path: Path) -> None:

@@ -56,7 +56,7 @@ def logits(model: HeldModel, chunks: list[tuple[KvCache, list[int]]]) -> list[to
     hidden = model.forward(LayerRange(0, 4), hidden, positions, segments)
     for segment in segments:
         segment.cache.length = segment.position + segment.end - segment.start
-    return list(model.entry().logits(hidden[0]).split([len(ids) for _, ids in chunks]))
+    return list(torch.split(model.entry().logits(hidden[0]), [len(ids) for _, ids in chunks]))
 
 
 def test_float32_logits_of_mixed_chunks_equal_the_unsharded_model(files: ModelFiles) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 
 import pytest
@@ -29,9 +30,9 @@ def files(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return save_model(tmp_path_factory.mktemp(request.param), TINY[request.param])
 
 
-def requantized(path: Path, quantization: Quantization) -> Reference:
-    """The unsharded model with the layers' linear weights rounded as bitsandbytes rounds them, in plain bfloat16."""
-    reference = Reference(path)
+def requantized(reference: Reference, quantization: Quantization) -> Reference:
+    """The same model with its layers' linear weights rounded as bitsandbytes rounds them, in plain bfloat16."""
+    reference = copy.deepcopy(reference)
     layers = next(part for part in reference.model.base_model.children() if isinstance(part, torch.nn.ModuleList))
     for module in layers.modules():
         if isinstance(module, torch.nn.Linear | Conv1D):
@@ -70,7 +71,7 @@ def test_quantized_shards_compute_with_the_rounded_weights(
     with mesh(files, splits_of(4, *ends), quantization) as shards:
         row = shards.step({"a": prompt})["a"]
         emitted = shards.generate({"b": prompt}, 4, chunk=16)["b"]
-        assert likeness(row, requantized(files.path, quantization).logits(prompt)[-1], shards) > 0.999
+        assert likeness(row, requantized(Reference(files.path), quantization).logits(prompt)[-1], shards) > 0.999
     assert all(0 <= token < VOCAB for token in emitted)
 
 
@@ -87,16 +88,18 @@ def test_the_manifest_bounds_the_bytes_of_quantized_shards(files: ModelFiles, qu
 
 
 @pytest.mark.parametrize("quantization", QUANTIZED)
-def test_real_weights_survive_quantization(smollm2_gguf: Path, quantization: Quantization) -> None:
+def test_real_weights_survive_quantization(
+    smollm2_gguf: Path, smollm2_reference: Reference, quantization: Quantization
+) -> None:
     """Activations of real models have channels hundreds of times as large as the others."""
     files = ModelFiles("smollm2", smollm2_gguf)
     prompt = [504, 3575, 282, 4649, 314]
     with mesh(files, quantization=quantization) as shards:
         row = shards.step({"a": prompt})
         (token,) = shards.sample(row).values()
-        alike = likeness(row["a"], requantized(smollm2_gguf, quantization).logits(prompt)[-1], shards)
+        alike = likeness(row["a"], requantized(smollm2_reference, quantization).logits(prompt)[-1], shards)
     assert alike > 0.99
-    assert token in Reference(smollm2_gguf).logits(prompt)[-1].topk(3).indices
+    assert token in smollm2_reference.logits(prompt)[-1].topk(3).indices
 
 
 def test_shapes_that_the_packed_nf4_kernel_cannot_take_are_still_right() -> None:

@@ -132,6 +132,20 @@ def test_a_refused_work_does_not_harm_the_others(executor: TorchExecutor) -> Non
     executor.check_integrity()
 
 
+def test_hidden_states_that_are_not_numbers_harm_only_their_own_session(executor: TorchExecutor) -> None:
+    good = SampleWork(MODEL, bytes(range(64)) * 2, Sampling(), 0.5)
+    (alone,) = run(executor, [good])
+    bad = SampleWork(MODEL, b"\xff\xff" * 64, Sampling(), 0.5)
+    first, second, third = executor.run([good, bad, good])
+    assert [first, third] == [alone, alone]
+    assert isinstance(second, InvalidRequest)
+    key = SessionKey("nan", MODEL, ALL)
+    broken = ForwardWork(MODEL, ALL, (Segment(key, 0, 1, 1),), b"\xff\xff" * 64)
+    fine = ForwardWork(MODEL, ALL, (Segment(SessionKey("b", MODEL, ALL), 0, 1, 1),), good.hidden)
+    (wanted,) = run(executor, [fine])
+    assert run(executor, [broken, fine])[1] == wanted
+
+
 def test_the_context_ends(executor: TorchExecutor) -> None:
     run(executor, [prompt_work("a", 0, prompt_of(512), 0)])
     (over,) = executor.run([prompt_work("a", 512, [1])])

@@ -1,0 +1,204 @@
+"""A whole mesh of real processes for the end-to-end tests."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+import httpx
+
+from meshnet import convert
+from meshnet.topology import Topology
+from meshnet.v1 import inference_pb2, inference_pb2_grpc, tracker_pb2, tracker_pb2_grpc
+from tests.processes import RunningProcess, start
+
+START_SECONDS = 120.0
+SETTLE_SECONDS = 120.0
+CALL_SECONDS = 180.0
+POLL_SECONDS = 0.05
+
+
+@dataclass(frozen=True)
+class NodeSpec:
+    """A node to start. `vram` is a size as the command line takes it."""
+
+    node_id: str
+    vram: str
+    quantization: str = "bfloat16"
+    tracker_node: bool = False
+    stub: bool = False
+    options: tuple[str, ...] = ()
+
+
+@dataclass
+class Mesh:
+    """Processes that serve `models` (ID=PATH), and calls to them. Ends with an integrity check of all nodes."""
+
+    models: Sequence[str]
+    tracker: RunningProcess
+    tracker_address: str
+    nodes: dict[str, RunningProcess] = field(default_factory=dict)
+    gateway: RunningProcess | None = None
+    gateway_url: str = ""
+
+    def start_nodes(self, specs: Sequence[NodeSpec]) -> None:
+        with ThreadPoolExecutor(len(specs)) as pool:
+            for spec, process in zip(specs, pool.map(self._start_node, specs), strict=True):
+                self.nodes[spec.node_id] = process
+
+    def stop_node(self, node_id: str) -> None:
+        """SIGTERM, and a clean exit."""
+        with self.nodes.pop(node_id):
+            pass
+
+    def start_gateway(self) -> None:
+        options = [option for model in self.models for option in ("--model", model)]
+        self.gateway = start(
+            ["-m", "services.gateway", "--tracker", self.tracker_address, "--listen", "127.0.0.1:0", *options],
+            re.compile(r"listening on (http://\S+)"),
+            START_SECONDS,
+        )
+        self.gateway_url = self.gateway.match[1]
+        wait_until(self._gateway_is_ready, SETTLE_SECONDS, "the gateway's /health is ok")
+
+    def _gateway_is_ready(self) -> bool:
+        return bool(httpx.get(f"{self.gateway_url}/health", timeout=10).json()["status"] == "ok")
+
+    def _start_node(self, spec: NodeSpec) -> RunningProcess:
+        models = [option for model in self.models for option in ("--model", model)]
+        return start(
+            [
+                *("-m", "services.node", "--tracker", self.tracker_address, "--listen", "127.0.0.1:0"),
+                *("--node-id", spec.node_id, "--vram", spec.vram, "--quantization", spec.quantization),
+                *("--threads", "1", *["--tracker-node"] * spec.tracker_node, *["--stub"] * spec.stub),
+                *spec.options,
+                *models,
+            ],
+            re.compile(r"listening on (\S+) \(gRPC (\S+)\)"),
+            START_SECONDS,
+        )
+
+    def topology(self) -> Topology:
+        with grpc.insecure_channel(self.tracker_address) as channel:
+            stub = tracker_pb2_grpc.TrackerStub(channel)
+            return convert.topology_from_proto(stub.GetTopology(tracker_pb2.GetTopologyRequest(), timeout=10))
+
+    def layers(self, model_id: str) -> dict[str, list[str]]:
+        """Ready layer ranges by node, for nodes that have some."""
+        held: dict[str, list[str]] = {}
+        for node in self.topology().nodes.values():
+            for shard in node.shards:
+                if shard.model_id == model_id and shard.state.value == "ready":
+                    held.setdefault(node.node_id, []).append(str(shard.layers))
+        return held
+
+    def wait_for(self, condition: Callable[[Topology], bool], what: str, seconds: float = SETTLE_SECONDS) -> Topology:
+        latest: list[Topology] = []
+
+        def ready() -> bool:
+            latest[:] = [self.topology()]
+            return condition(latest[0])
+
+        wait_until(ready, seconds, what, self.logs)
+        return latest[0]
+
+    def wait_until_complete(self, model_id: str) -> Topology:
+        def complete(topology: Topology) -> bool:
+            return model_id in topology.models and topology.coverage(model_id).complete
+
+        return self.wait_for(complete, f"{model_id} is covered")
+
+    def generate(
+        self, model_id: str, prompt: Sequence[int], max_new_tokens: int, node_id: str | None = None, **sampling: Any
+    ) -> list[int]:
+        """Token ids from an entry node, over its own gRPC service."""
+        entry = node_id or self.topology().entry_nodes(model_id)[0].node_id
+        with grpc.insecure_channel(self.nodes[entry].match[2]) as channel:
+            request = inference_pb2.GenerateRequest(
+                request_id=str(uuid.uuid4()),
+                model_id=model_id,
+                prompt_token_ids=prompt,
+                max_new_tokens=max_new_tokens,
+                sampling=inference_pb2.SamplingParams(**sampling),
+            )
+            events = inference_pb2_grpc.InferenceStub(channel).Generate(request, timeout=CALL_SECONDS)
+            return [event.token_id for event in events if event.HasField("token_id")]
+
+    def health(self, node_id: str) -> dict[str, Any]:
+        body: dict[str, Any] = httpx.get(f"http://{self.nodes[node_id].match[1]}/health", timeout=10).json()
+        return body
+
+    def wait_until_idle(self) -> None:
+        """Waits until no node has a session, and requires that all KV room is free then."""
+        wait_until(
+            lambda: all(self.health(node_id)["sessions"] == 0 for node_id in self.nodes), 30, "all sessions are freed"
+        )
+        for node_id in self.nodes:
+            for model_id, kv in self.health(node_id)["kv"].items():
+                assert kv["tokens_free"] == kv["tokens"], (node_id, model_id, kv)
+
+    def logs(self) -> str:
+        processes = {"tracker": self.tracker, **self.nodes}
+        if self.gateway:
+            processes["gateway"] = self.gateway
+        return "\n".join(f"--- {name}\n{process.output()[-3000:]}" for name, process in processes.items())
+
+
+@contextlib.contextmanager
+def running_mesh(
+    models: Sequence[str],
+    nodes: Sequence[NodeSpec],
+    *,
+    deploy: Sequence[str] = (),
+    kv_tokens: int | None = None,
+    gateway: bool = False,
+    tracker_options: Sequence[str] = (),
+) -> Iterator[Mesh]:
+    """Starts tracker, nodes and perhaps a gateway; stops them all and requires clean exits."""
+    options = [option for model_id in deploy for option in ("--deploy", model_id)]
+    if kv_tokens:
+        options += ["--kv-tokens", str(kv_tokens)]
+    tracker = start(
+        ["-m", "services.tracker", "--listen", "127.0.0.1:0", *options, *tracker_options],
+        re.compile(r"listening on (\S+)"),
+        START_SECONDS,
+    )
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(tracker)
+        mesh = Mesh(models, tracker, tracker.match[1])
+        stack.callback(_stop_nodes, mesh)
+        mesh.start_nodes(nodes)
+        for model_id in deploy:
+            mesh.wait_until_complete(model_id)
+        if gateway:
+            mesh.start_gateway()
+            assert mesh.gateway
+            stack.enter_context(mesh.gateway)
+        yield mesh
+
+
+def _stop_nodes(mesh: Mesh) -> None:
+    """Together: each takes a moment to leave."""
+    alive = [process for process in mesh.nodes.values() if process.process.poll() is None]
+    with ThreadPoolExecutor(max(len(alive), 1)) as pool:
+        outcomes = [pool.submit(process.stop) for process in alive]
+    for process in mesh.nodes.values():
+        with process:
+            pass  # closes its output
+    for outcome in outcomes:
+        outcome.result()
+
+
+def wait_until(condition: Callable[[], bool], seconds: float, what: str, logs: Callable[[], str] = str) -> None:
+    """Raises AssertionError with the logs if the condition does not come true in time."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {seconds:g} s: {what}\n{logs()}"
+        time.sleep(POLL_SECONDS)

@@ -1,0 +1,71 @@
+"""Nodes join, leave and refill: real processes, real weights of a tiny model."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from meshnet.topology import Topology
+from tests.e2e.commands import grpcurl
+from tests.e2e.mesh import Mesh, NodeSpec, running_mesh
+from tests.e2e.tiny import NUM_LAYERS, save_tiny_llama
+from tests.parity import Reference
+
+MODEL = "tiny"
+# A layer takes 86 kB of weights and 131 kB of KV cache, the entry 66 kB, the workspace 16 MiB.
+ROOM_FOR_FOUR = "17.75MB"
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_llama(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture
+def mesh(weights: Path) -> Iterator[Mesh]:
+    nodes = [NodeSpec("a", ROOM_FOR_FOUR, tracker_node=True), NodeSpec("b", ROOM_FOR_FOUR)]
+    with running_mesh([f"{MODEL}={weights}"], nodes) as running:
+        yield running
+
+
+def replicas(topology: Topology) -> list[int]:
+    """Number of nodes that serve each layer."""
+    return [sum(layer in node.layers(MODEL) for node in topology.nodes.values()) for layer in range(NUM_LAYERS)]
+
+
+def test_deploy_join_leave_and_refill(mesh: Mesh, weights: Path) -> None:
+    reference = Reference(weights)
+    draw = random.Random(5)
+    prompt = [draw.randrange(512) for _ in range(200)]
+
+    # Nothing is served until grpcurl deploys the model.
+    assert mesh.topology().models == {}
+    answer = json.loads(grpcurl(mesh.tracker_address, "meshnet.v1.Admin/DeployModel", data={"modelId": MODEL}))
+    assert len(answer["directives"]) == 2
+    mesh.wait_until_complete(MODEL)
+    assert mesh.layers(MODEL) == {"a": ["0-3"], "b": ["3-6"]}
+    reference.check(prompt, mesh.generate(MODEL, prompt, 16))
+
+    # A third and a fourth node join: they are registered and hold what is held already, as redundancy.
+    mesh.start_nodes([NodeSpec("c", ROOM_FOR_FOUR), NodeSpec("d", ROOM_FOR_FOUR)])
+    topology = mesh.wait_for(lambda t: min(replicas(t)) >= 2, "every layer has two replicas")
+    assert set(topology.nodes) == {"a", "b", "c", "d"}
+
+    # One that holds layers stops cleanly: it is gone at once, and routes avoid it.
+    mesh.stop_node("b")
+    topology = mesh.topology()
+    assert "b" not in topology.nodes
+    assert topology.coverage(MODEL).complete
+    reference.check(prompt, mesh.generate(MODEL, prompt, 16, node_id="a"))
+
+    # Another one stops: what only it held is refilled from the room that the others have.
+    mesh.stop_node("c")
+    mesh.wait_until_complete(MODEL)
+    assert set(mesh.topology().nodes) == {"a", "d"}
+    entry = mesh.topology().entry_nodes(MODEL)[0].node_id
+    reference.check(prompt, mesh.generate(MODEL, prompt, 16, node_id=entry))
+    mesh.wait_until_idle()
