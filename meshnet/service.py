@@ -14,7 +14,7 @@ from typing import Any
 
 from meshnet.errors import MeshnetError
 
-# Set by a parent that wants its services to end with it, however it ends.
+# Set by a parent, to its process id, that wants its services to end with it, however it ends.
 EXIT_WITH_PARENT = "MESHNET_EXIT_WITH_PARENT"
 PR_SET_PDEATHSIG = 1
 LOG_FORMAT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
@@ -33,8 +33,7 @@ async def run_until_stopped(service: Coroutine[Any, Any, None]) -> None:
     loop = asyncio.get_running_loop()
     for name in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(name, stopped.set)
-    if os.environ.get(EXIT_WITH_PARENT):
-        _exit_with_parent()
+    exit_with_parent()
     running = asyncio.create_task(service)
     waiting = asyncio.create_task(stopped.wait())
     await asyncio.wait((running, waiting), return_when=asyncio.FIRST_COMPLETED)
@@ -59,9 +58,14 @@ def expected_error(error: BaseException) -> BaseException:
     raise error
 
 
-def _exit_with_parent() -> None:
-    """Asks the kernel for SIGTERM when the parent dies. Linux only; elsewhere the parent's own clean-up must do."""
-    if sys.platform == "linux":
+def exit_with_parent() -> None:
+    """If the parent asked for it, has the kernel send SIGTERM when it dies. Linux only; elsewhere its clean-up must do.
+
+    Call it when SIGTERM is handled.
+    """
+    parent = os.environ.get(EXIT_WITH_PARENT)
+    if parent and sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-        if os.getppid() == 1:
+        # It may have died before the line above.
+        if os.getppid() != int(parent):
             os.kill(os.getpid(), signal.SIGTERM)

@@ -43,7 +43,10 @@ class NodePlan:
 
 @dataclass(frozen=True, slots=True)
 class MeshPlan:
-    """What to start. Addresses are HOST:PORT; `models` are ID=PATH or PATH, and are deployed."""
+    """What to start. Addresses are HOST:PORT; `models` are ID=PATH or PATH.
+
+    `waits_for_others`: other machines will join, so too little memory is no error.
+    """
 
     tracker_listen: str
     gateway_listen: str
@@ -53,6 +56,8 @@ class MeshPlan:
     deploy: tuple[str, ...]
     kv_tokens: int | None
     advertise: str | None = None
+    waits_for_others: bool = False
+    log_to_terminal: bool = False
     log_level: str = "info"
 
 
@@ -70,7 +75,13 @@ class Launcher:
     def __init__(self, plan: MeshPlan, console: Console) -> None:
         self._plan = plan
         self._console = console
-        self.processes = Processes(Path(tempfile.mkdtemp(prefix="meshnet-")))
+        self.log_dir = None if plan.log_to_terminal else Path(tempfile.mkdtemp(prefix="meshnet-"))
+        self.processes = Processes(self.log_dir)
+        self._said = ""
+
+    @property
+    def log_place(self) -> str:
+        return str(self.log_dir) if self.log_dir else "the terminal"
 
     def start(self) -> RunningMesh:
         """Starts everything and waits until it listens. Raises ProcessFailed."""
@@ -125,21 +136,25 @@ class Launcher:
             except grpc.RpcError as error:
                 raise ProcessFailed(f"the tracker does not answer: {error}") from error
             progress.update(task, completed=share)
-            if share != loaded:
+            if share != loaded or self._plan.waits_for_others:
                 loaded, deadline = share, time.monotonic() + STALL_SECONDS
             if time.monotonic() > deadline:
-                raise ProcessFailed(f"nothing was loaded for {STALL_SECONDS:g} s; logs are in {self.processes.log_dir}")
+                raise ProcessFailed(f"nothing was loaded for {STALL_SECONDS:g} s; logs are in {self.log_place}")
             time.sleep(POLL_SECONDS)
 
     def _check_room(self, client: AdminClient, topology: Topology) -> None:
-        """Raises ProcessFailed if all nodes are here and the models still do not fit."""
+        """If all nodes are here and the models do not fit: raises ProcessFailed, or says what we wait for."""
         if len(topology.nodes) < len(self._plan.nodes):
             return
         loading = any(shard.state is ShardState.LOADING for node in topology.nodes.values() for shard in node.shards)
-        shortfalls = client.shortfalls()
-        if shortfalls and not loading:
-            said = "\n".join(shortfalls.values())
-            raise ProcessFailed(f"the nodes lend too little memory: raise --vram or add --nodes.\n{said}")
+        shortfall = "\n".join(client.shortfalls().values())
+        if not shortfall or loading:
+            return
+        if not self._plan.waits_for_others:
+            raise ProcessFailed(f"the nodes lend too little memory: raise --vram or add --nodes.\n{shortfall}")
+        if shortfall != self._said:
+            self._console.print(f"waiting for more nodes: {shortfall}")
+            self._said = shortfall
 
     def _wait_for_gateway(self, mesh: RunningMesh) -> None:
         deadline = time.monotonic() + START_SECONDS
@@ -151,7 +166,7 @@ class Launcher:
             except (httpx.HTTPError, ValueError):
                 pass
             time.sleep(POLL_SECONDS)
-        raise ProcessFailed(f"the gateway is not ready after {START_SECONDS:g} s; logs are in {self.processes.log_dir}")
+        raise ProcessFailed(f"the gateway is not ready after {START_SECONDS:g} s; logs are in {self.log_place}")
 
     def wait(self) -> None:
         """Returns never. Raises ProcessFailed if a process ends, KeyboardInterrupt on Ctrl-C or SIGTERM."""

@@ -41,6 +41,9 @@ KvTokensOption = Annotated[
 ThreadsOption = Annotated[int | None, typer.Option(help="CPU threads for each node's layers.", min=1)]
 AskOption = Annotated[str | None, typer.Option(help="A question to put to the model once it is served.")]
 
+LogLevelOption = Annotated[str, typer.Option(help="debug, info, warning or error.")]
+LogOption = Annotated[bool, typer.Option("--log-to-terminal", help="Log here instead of to files.")]
+
 PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 
 
@@ -99,7 +102,8 @@ def up(
     tracker_listen: Annotated[str, typer.Option(help="Address of the tracker, HOST:PORT.")] = "127.0.0.1:7700",
     stub: Annotated[bool, typer.Option("--stub", help="Nodes without weights that answer zeros.")] = False,
     ask: AskOption = None,
-    log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
+    log_level: LogLevelOption = "info",
+    log_to_terminal: LogOption = False,
 ) -> None:
     """Start a whole mesh on this machine: tracker, nodes and gateway. Ctrl-C ends it all."""
     vrams = _each(vram, nodes, "--vram")
@@ -125,6 +129,7 @@ def up(
         deploy=_model_ids(model, models),
         kv_tokens=kv_tokens,
         log_level=log_level,
+        log_to_terminal=log_to_terminal,
     )
     _run(plan, ask)
 
@@ -151,7 +156,8 @@ def tracker_node(
     device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")] = "cpu",
     kv_tokens: KvTokensOption = None,
     ask: AskOption = None,
-    log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
+    log_level: LogLevelOption = "info",
+    log_to_terminal: LogOption = False,
 ) -> None:
     """Run tracker, gateway and the node of the first layers here. Other machines join with `meshnet node`."""
     own = NodePlan(
@@ -166,9 +172,11 @@ def tracker_node(
         deploy=_model_ids(model, models),
         kv_tokens=kv_tokens,
         advertise=advertise,
+        waits_for_others=True,
         log_level=log_level,
+        log_to_terminal=log_to_terminal,
     )
-    _run(plan, ask, waits_for_others=True)
+    _run(plan, ask)
 
 
 @app.command()
@@ -244,12 +252,12 @@ def _each(text: str | None, count: int, option: str) -> list[str | None]:
     return values if len(values) == count else values * count
 
 
-def _run(plan: MeshPlan, ask: str | None, *, waits_for_others: bool = False) -> None:
+def _run(plan: MeshPlan, ask: str | None) -> None:
     launcher = Launcher(plan, console)
     with sigterm_interrupts():
         try:
             mesh = launcher.start()
-            if waits_for_others:
+            if plan.waits_for_others:
                 _invite(mesh)
             topology = launcher.wait_until_served(mesh)
             console.print(nodes_table(topology))
@@ -290,7 +298,7 @@ def _how_to_go_on(mesh: RunningMesh, launcher: Launcher) -> None:
         f"  meshnet chat --url {url}\n"
         f"  meshnet status --tracker {tracker}\n"
         f"  grpcurl -plaintext {tracker} meshnet.v1.Admin/GetCoverage\n\n"
-        f"Logs are in {launcher.processes.log_dir}. Ctrl-C ends everything.",
+        f"Logs are in {launcher.log_place}. Ctrl-C ends everything.",
         markup=False,
         soft_wrap=True,
     )

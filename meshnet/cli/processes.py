@@ -25,30 +25,33 @@ class ProcessFailed(Exception):
 
 @dataclass(slots=True)
 class Child:
-    """A service process. Its output goes to `log_path`; `ready` is set when its first line is out."""
+    """A service process. `ready` is set when its first line is out. `log_path` None: it logs to this terminal."""
 
     name: str
     process: subprocess.Popen[str]
-    log_path: Path
+    log_path: Path | None
     ready: threading.Event = field(default_factory=threading.Event)
     first_line: str = ""
 
     def tail(self) -> str:
+        """How its log ends, for people."""
+        if self.log_path is None:
+            return "(its log is above)"
         lines = self.log_path.read_text("utf-8", "replace").splitlines()
         return "\n".join(lines[-TAIL_LINES:])
 
 
 class Processes:
-    """Services of this machine, each with a log file in `log_dir`."""
+    """Services of this machine, each with a log file in `log_dir`, or without one and logging to this terminal."""
 
-    def __init__(self, log_dir: Path) -> None:
+    def __init__(self, log_dir: Path | None) -> None:
         self.log_dir = log_dir
         self._children: list[Child] = []
 
     def start(self, name: str, module: str, arguments: Sequence[str]) -> Child:
         """Starts `python -m module` in a session of its own, so that Ctrl-C reaches it only through `stop`."""
-        log_path = self.log_dir / f"{name}.log"
-        log = log_path.open("w", encoding="utf-8")
+        log_path = self.log_dir / f"{name}.log" if self.log_dir else None
+        log = log_path.open("w", encoding="utf-8") if log_path else os.fdopen(os.dup(2), "w", encoding="utf-8")
         process = subprocess.Popen(
             [sys.executable, "-m", module, *arguments],
             stdin=subprocess.DEVNULL,
@@ -56,7 +59,7 @@ class Processes:
             stderr=log,
             text=True,
             start_new_session=True,
-            env={**os.environ, EXIT_WITH_PARENT: "1", "PYTHONUNBUFFERED": "1"},
+            env={**os.environ, EXIT_WITH_PARENT: str(os.getpid()), "PYTHONUNBUFFERED": "1"},
         )
         child = Child(name, process, log_path)
         self._children.append(child)

@@ -5,12 +5,15 @@ from __future__ import annotations
 from services.gateway.api_errors import ApiError, invalid
 
 COMPLETION_DEFAULT_TOKENS = 16
+# KV room is reserved for all tokens that a generation may have. One that does not say how many gets this share of it
+# at most, so that it does not keep the others waiting.
+DEFAULT_KV_SHARE = 0.25
 
 
 def max_new_tokens(
     num_prompt_tokens: int, asked: int | None, default: int | None, context_length: int, kv_tokens: int, param: str
 ) -> int:
-    """The most tokens to generate: as asked, else the default, else all that there is room for.
+    """The most tokens to generate: as asked, else the default, else what there is room for beside others.
 
     `kv_tokens` is the KV cache that the mesh keeps for the model, 0 if it did not say. `param` is the field that holds
     the prompt. Raises ApiError (400).
@@ -22,8 +25,8 @@ def max_new_tokens(
         raise too_long(context_length, str(num_prompt_tokens), wanted or 1, param)
     if wanted is not None:
         return wanted
-    room = min(context_length, kv_tokens) if kv_tokens else context_length
-    return max(1, room - num_prompt_tokens)
+    kv_room = kv_tokens or context_length
+    return max(1, min(context_length - num_prompt_tokens, kv_room - num_prompt_tokens, int(kv_room * DEFAULT_KV_SHARE)))
 
 
 def too_long(context_length: int, num_prompt_tokens: str, wanted: int, param: str) -> ApiError:

@@ -17,6 +17,7 @@ import typer
 from meshnet.addresses import join_address, split_address
 from meshnet.errors import InvalidRequest
 from meshnet.model_files import locate_models
+from meshnet.service import exit_with_parent
 from services.gateway.app import create_app
 from services.gateway.config import GatewayConfig
 from services.gateway.mesh_client import MeshClient
@@ -72,6 +73,7 @@ async def run(config: GatewayConfig, listener: socket.socket) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    exit_with_parent()
     mesh = MeshClient(config.tracker, config.request_timeout)
     tokenizers = TokenizerStore(config.models)
     watching = asyncio.create_task(mesh.watch_topology())

@@ -7,7 +7,17 @@ from dataclasses import dataclass
 
 from meshnet.errors import WrongLayers
 from meshnet.model import LayerRange
-from services.node.work import ForwardWork, FreeWork, LoadedShard, Progress, PromptWork, Result, SampleWork, ShardSpec, Work
+from services.node.work import (
+    ForwardWork,
+    FreeWork,
+    LoadedShard,
+    Progress,
+    PromptWork,
+    Result,
+    SampleWork,
+    ShardSpec,
+    Work,
+)
 
 BYTES_PER_ELEMENT = 2
 

@@ -58,16 +58,18 @@ def test_an_unknown_model_is_told_the_known_ones() -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "default", "expected"), [(5, 16, 5), (None, 16, 16), (None, None, 90), (90, None, 90)]
+    ("asked", "default", "expected"), [(5, 16, 5), (None, 16, 16), (None, None, 25), (90, None, 90)]
 )
-def test_tokens_are_as_asked_else_the_default_else_what_is_left(
+def test_tokens_are_as_asked_else_the_default_else_a_share_of_the_room(
     asked: int | None, default: int | None, expected: int
 ) -> None:
     assert max_new_tokens(10, asked, default, 100, 0, "prompt") == expected
 
 
-def test_what_is_left_is_capped_by_the_kv_cache() -> None:
-    assert max_new_tokens(10, None, None, 100, 50, "prompt") == 40
+def test_the_share_is_of_the_kv_cache_and_never_more_than_is_left() -> None:
+    assert max_new_tokens(10, None, None, 100, 60, "prompt") == 15
+    assert max_new_tokens(92, None, None, 100, 400, "prompt") == 8
+    assert max_new_tokens(55, None, None, 100, 60, "prompt") == 5
     assert max_new_tokens(60, None, None, 100, 50, "prompt") == 1
 
 

@@ -34,7 +34,7 @@ def test_a_cache_holds_what_was_written_last_at_each_position(steps: list[tuple[
         assert torch.equal(keys[0, :, 0], wanted)
         assert torch.equal(values[1, :, -1], -wanted)
         cache.check_integrity()
-    blocks = max([0, *(-(-len(wanted) // BLOCK_TOKENS) for _ in [0])])
+    blocks = -(-len(wanted) // BLOCK_TOKENS)
     assert cache.allocated_bytes >= blocks * BLOCK_TOKENS * 2 * len(LAYERS) * KV_HEADS * HEAD_DIM * 4
 
 
