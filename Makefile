@@ -12,7 +12,7 @@ export HF_HUB_OFFLINE := 1
 MODEL = $(shell $(BIN)/python tests/smollm2.py)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format lint types contracts generated generate unit clean
+.PHONY: help demo test check format lint types contracts generated generate unit compose-test clean
 
 help:
 	@echo "make demo      set up, and serve SmolLM2-135M from three nodes on this machine"
@@ -70,3 +70,6 @@ $(STAMP): $(DEMO_STAMP)
 	@echo "installing what the checks need"
 	@$(PIP) install -c constraints.txt -e '.[dev]'
 	@touch $@
+
+compose-test: $(STAMP)
+	$(BIN)/python -m tests.compose.try_compose --model $(MODEL) $(COMPOSE_TEST_ARGS)

@@ -1,6 +1,6 @@
 """Builds the image, brings compose.yaml's mesh up in real containers, asks a question, and takes it all down again.
 
-    python tests/compose/try_compose.py --model PATH_OF_GGUF
+    python -m tests.compose.try_compose --model PATH_OF_GGUF
 
 Not part of the tests: it needs podman with podman-compose, or docker with its compose plugin, and minutes to build.
 Exits 0 if every container served its third of the layers, answered through the gateway and ended when asked.
@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from containers import SERVICES, Engine, TrialFailed, find_engine, free_port
+from tests.compose.containers import SERVICES, Engine, TrialFailed, find_engine, free_port
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 IMAGE = "meshnet-try"
