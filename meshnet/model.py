@@ -83,7 +83,7 @@ class ModelManifest:
     """A model as the headers of its weight files describe it.
 
     `layers` has one entry a layer, in order. `entry` is what a shard that starts at layer 0 pays on top:
-    embedding, final norm and LM head. `kv_bytes_per_token` is for one token in one layer.
+    embedding, final norm and LM head. `kv_bytes_per_token` is for one token in one layer, in bfloat16.
     """
 
     model_id: str
@@ -108,6 +108,10 @@ class ModelManifest:
         """Weight bytes of a shard, with the entry weights if it starts at layer 0."""
         size = sum(self.layers[layer].at(quantization) for layer in layers.layers)
         return size + (self.entry.at(quantization) if layers.start == 0 else 0)
+
+    def kv_bytes(self, num_tokens: int, quantization: Quantization) -> int:
+        """KV cache bytes of that many tokens in one layer. A float32 shard caches what it computes: float32."""
+        return num_tokens * self.kv_bytes_per_token * (2 if quantization is Quantization.FLOAT32 else 1)
 
 
 def check_model_id(model_id: str) -> str:

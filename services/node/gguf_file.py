@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Mapping
 from typing import Any
 
-from gguf import GGUFReader
+import numpy as np
+from gguf import GGUFReader, GGUFValueType
 
 from meshnet.errors import LoadFailed
 from meshnet.model_files import ModelFiles
 from services.node.safetensors_header import TensorHeader
 
+# How the library names little-endian files on little-endian machines.
+_NATIVE_ORDER = "I"
+# Longer ones are per token, never per layer.
+_LONG_ARRAY = 4096
 _ROPE_FACTORS = "rope_freqs.weight"
 
 # GGUF key behind the architecture's name -> config key.
@@ -46,14 +52,36 @@ _ARCHITECTURES = {
 }
 
 
+class _HeaderReader(GGUFReader):  # type: ignore[misc]  # the library is untyped
+    """Leaves out long arrays. They are vocabulary and merges, which only a tokenizer needs: of 49,000 tokens the
+    library makes 165 MB of objects in over two seconds."""
+
+    def _get_field_parts(self, orig_offs: int, raw_type: int) -> Any:
+        if GGUFValueType(raw_type) is not GGUFValueType.ARRAY or self.byte_order != _NATIVE_ORDER:
+            return super()._get_field_parts(orig_offs, raw_type)
+        item_type, count = struct.unpack_from("<IQ", self.data, orig_offs)
+        if count <= _LONG_ARRAY:
+            return super()._get_field_parts(orig_offs, raw_type)
+        begin = orig_offs + struct.calcsize("<IQ")
+        return self._end_of_array(begin, GGUFValueType(item_type), count) - orig_offs, [], [], [GGUFValueType.ARRAY]
+
+    def _end_of_array(self, offset: int, item_type: GGUFValueType, count: int) -> int:
+        if item_type is not GGUFValueType.STRING:
+            return offset + count * int(np.dtype(self.gguf_scalar_to_np[item_type]).itemsize)
+        for _ in range(count):
+            (length,) = struct.unpack_from("<Q", self.data, offset)
+            offset += struct.calcsize("<Q") + int(length)
+        return offset
+
+
 def open_gguf(files: ModelFiles) -> GGUFReader:
     """Maps the file and reads its header. Raises LoadFailed if it is no whole GGUF file."""
     try:
-        return GGUFReader(files.path)
+        return _HeaderReader(files.path)
     except OSError as error:
         raise LoadFailed(f"the GGUF file of model {files.model_id!r} cannot be read: {error.strerror}") from error
     # The reader trusts the file, so that a broken one fails wherever its lengths lead.
-    except (ValueError, IndexError, KeyError, TypeError, OverflowError, MemoryError) as error:
+    except (ValueError, IndexError, KeyError, TypeError, OverflowError, MemoryError, struct.error) as error:
         raise LoadFailed(f"the GGUF file of model {files.model_id!r} is broken or cut short: {error}") from error
 
 

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+
 from tests.compose.containers import SERVICES, Engine, TrialFailed, find_engine, free_port
 
 REPOSITORY = Path(__file__).resolve().parents[2]

@@ -15,7 +15,7 @@ from services.tracker.placement.types import Policy
 def layer_bytes(model: DeployedModel, layer: int, quantization: Quantization) -> int:
     """Weights and KV cache of one layer; layer 0 also pays for the entry weights."""
     manifest: ModelManifest = model.manifest
-    size = manifest.layers[layer].at(quantization) + manifest.kv_bytes_per_token * model.kv_tokens
+    size = manifest.layers[layer].at(quantization) + manifest.kv_bytes(model.kv_tokens, quantization)
     return size + (manifest.entry.at(quantization) if layer == 0 else 0)
 
 

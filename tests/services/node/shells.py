@@ -1,0 +1,136 @@
+"""Three nodes in one process, over real HTTP, with an executor that counts: what comes out says what was run.
+
+A token is a row of 16-bit numbers; each layer adds one to the first. So after 12 layers token `t` has become `t + 12`,
+and that is the token that is drawn next.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import threading
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field, replace
+
+from meshnet.model import LayerRange, Quantization
+from meshnet.topology import Topology
+from services.node.config import NodeConfig
+from services.node.entry import EntryPoint
+from services.node.forwarding import Forwarding
+from services.node.http_server import HttpServer
+from services.node.peers import Peers
+from services.node.runner import Runner
+from services.node.sessions import SessionTable
+from services.node.shards import ShardTable
+from services.node.work import ForwardWork, FreeWork, PromptWork, Result, SampleWork, SessionKey, ShardSpec, Work
+from tests import models
+
+WIDTH = 8
+NUM_LAYERS = 12
+VOCABULARY = 100
+SPLITS = {"a": (0, 4), "b": (4, 8), "c": (8, 12)}
+
+
+@dataclass
+class CountingExecutor:
+    """Also checks that the works of each session arrive in order. `gate` closed holds every step back."""
+
+    gate: threading.Event = field(default_factory=threading.Event)
+    cached: dict[SessionKey, int] = field(default_factory=dict)
+    steps: list[int] = field(default_factory=list)
+    fail: Exception | None = None
+
+    def __post_init__(self) -> None:
+        self.gate.set()
+
+    def load(self, spec: object, progress: object) -> object:
+        raise NotImplementedError
+
+    attach = detach = load
+
+    def run(self, batch: Sequence[Work]) -> list[Result]:
+        assert self.gate.wait(20)
+        if self.fail:
+            raise self.fail
+        self.steps.append(len(batch))
+        return [self._run(work) for work in batch]
+
+    def _run(self, work: Work) -> Result:
+        match work:
+            case FreeWork():
+                for key in work.keys:
+                    self.cached.pop(key, None)
+                return None
+            case SampleWork():
+                return memoryview(work.hidden).cast("B").cast("H")[0] % VOCABULARY
+            case PromptWork():
+                rows = array.array("H", [value for token in work.token_ids for value in (token, *[0] * (WIDTH - 1))])
+            case ForwardWork():
+                rows = array.array("H", bytes(work.hidden))
+        kept = array.array("H")
+        start = 0
+        for segment in work.segments:
+            assert segment.position <= self.cached.get(segment.key, 0), (segment, self.cached)
+            self.cached[segment.key] = segment.position + segment.num_tokens
+            for row in range(start, start + segment.num_tokens):
+                rows[row * WIDTH] += len(work.layers)
+            start += segment.num_tokens
+            kept += rows[(start - segment.num_returned) * WIDTH : start * WIDTH]
+        return kept.tobytes()
+
+
+@dataclass
+class Shell:
+    """One node without tracker and gRPC."""
+
+    config: NodeConfig
+    executor: CountingExecutor
+    forwarding: Forwarding
+    entry: EntryPoint
+    server: HttpServer
+
+    @property
+    def sessions(self) -> SessionTable:
+        return self.forwarding.sessions
+
+
+@contextlib.asynccontextmanager
+async def three_nodes(kv_tokens: int = 2048, **options: float) -> AsyncIterator[dict[str, Shell]]:
+    """Nodes a, b, c with four layers each. Ends with an integrity check of all."""
+    snapshot: list[Topology] = [Topology()]
+    shells: dict[str, Shell] = {}
+    nodes = []
+    async with contextlib.AsyncExitStack() as stack:
+        for node_id, layers in SPLITS.items():
+            shell = _shell(node_id, LayerRange(*layers), kv_tokens, snapshot, options)
+            stack.push_async_callback(_close, shell)
+            address = await shell.server.start("127.0.0.1:0")
+            shells[node_id] = shell
+            nodes.append(replace(models.node(node_id, layers), forward_address=address))
+        snapshot[0] = models.topology(*nodes, num_layers=NUM_LAYERS)
+        yield shells
+        for shell in shells.values():
+            shell.sessions.check_integrity()
+
+
+def _shell(
+    node_id: str, layers: LayerRange, kv_tokens: int, snapshot: list[Topology], options: dict[str, float]
+) -> Shell:
+    config = NodeConfig(node_id, "", "", "", "", 0, Quantization.BFLOAT16, **options)  # type: ignore[arg-type]
+    executor = CountingExecutor()
+    spec = ShardSpec(models.manifest("m", NUM_LAYERS, WIDTH), layers, Quantization.BFLOAT16, kv_tokens)
+    shards, sessions = ShardTable(), SessionTable()
+    shards.add(spec)
+    sessions.ledger("m").add_layers(layers, kv_tokens)
+    peers = Peers(lambda: snapshot[0], None, config.hop_timeout)
+    forwarding = Forwarding(shards, sessions, Runner(executor), peers, config.reorder_timeout)  # type: ignore[arg-type]
+    entry = EntryPoint(config, forwarding, lambda: snapshot[0])
+    return Shell(config, executor, forwarding, entry, HttpServer(config, forwarding, dict))
+
+
+async def _close(shell: Shell) -> None:
+    shell.executor.gate.set()
+    await shell.entry.stop()
+    await shell.server.stop()
+    await shell.forwarding.peers.close()
+    shell.forwarding.runner.stop()

@@ -1,0 +1,182 @@
+"""Generation over three nodes on real sockets: order, chunks, waiting, cancelling, failing."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Callable
+from contextlib import aclosing
+
+import pytest
+
+from meshnet.errors import InvalidRequest, KvFull, MeshnetError, MissingLayers, NextHopFailed, NextHopTimeout
+from services.node.generation import FinishReason, GenerationRequest
+from services.node.work import Sampling
+from tests.services.node.shells import NUM_LAYERS, VOCABULARY, Shell, three_nodes
+
+
+def request(prompt: int = 3, new: int = 5, **more: object) -> GenerationRequest:
+    tokens = tuple(index % VOCABULARY for index in range(prompt))
+    return GenerationRequest(str(uuid.uuid4()), "m", tokens, new, **more)  # type: ignore[arg-type]
+
+
+def expected(asked: GenerationRequest) -> list[int]:
+    last, tokens = asked.prompt[-1], []
+    for _ in range(asked.max_new_tokens):
+        last = (last + NUM_LAYERS) % VOCABULARY
+        tokens.append(last)
+    return tokens
+
+
+async def run(shell: Shell, asked: GenerationRequest) -> list[int]:
+    return [event.token_id async for event in shell.entry.generate(asked)]
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+async def until_idle(nodes: dict[str, Shell]) -> None:
+    """No node has a session, and no executor a cache."""
+    await until(lambda: all(len(shell.sessions) == 0 and not shell.executor.cached for shell in nodes.values()))
+
+
+@pytest.mark.parametrize("prompt", [1, 127, 128, 129, 1000])
+async def test_every_token_runs_through_every_layer_once(prompt: int) -> None:
+    async with three_nodes() as nodes:
+        asked = request(prompt)
+        assert await run(nodes["a"], asked) == expected(asked)
+        await until_idle(nodes)
+
+
+async def test_many_at_once_get_what_each_gets_alone_and_share_steps() -> None:
+    async with three_nodes(kv_tokens=16384) as nodes:
+        asked = [request(prompt, 40) for prompt in (1, 5, 130, 300, 7, 64, 256, 2)]
+        answers = await asyncio.gather(*(run(nodes["a"], one) for one in asked))
+        assert answers == [expected(one) for one in asked]
+        assert max(nodes["b"].executor.steps) > 1
+        await until_idle(nodes)
+
+
+async def test_chunks_leave_before_the_first_has_come_back() -> None:
+    async with three_nodes() as nodes:
+        nodes["c"].executor.gate.clear()
+        running = asyncio.create_task(run(nodes["a"], request(512, 1)))
+        # The last node answers nothing, and yet all four chunks have passed through the first two.
+        await until(lambda: sum(nodes["b"].executor.cached.values()) == 512)
+        assert not running.done()
+        nodes["c"].executor.gate.set()
+        assert len(await running) == 1
+
+
+async def test_a_stop_token_is_emitted_and_ends_it() -> None:
+    async with three_nodes() as nodes:
+        asked = request(1, 50, stop_token_ids=frozenset({36}))
+        events = [event async for event in nodes["a"].entry.generate(asked)]
+        assert [event.token_id for event in events] == [12, 24, 36]
+        assert [event.finish_reason for event in events] == [None, None, FinishReason.STOP]
+
+
+async def test_leaving_early_frees_the_session_on_every_hop() -> None:
+    async with three_nodes() as nodes:
+        async with aclosing(nodes["a"].entry.generate(request(200, 1000))) as events:
+            async for _ in events:
+                break
+        await until_idle(nodes)
+
+
+async def test_abort_during_prefill_stops_at_once_and_frees_every_hop() -> None:
+    async with three_nodes() as nodes:
+        nodes["c"].executor.gate.clear()
+        asked = request(700, 10)
+        running = asyncio.create_task(run(nodes["a"], asked))
+        await until(lambda: len(nodes["c"].sessions) == 1)
+        await nodes["a"].entry.abort(asked.request_id)
+        assert await running == []
+        nodes["c"].executor.gate.set()
+        await until_idle(nodes)
+        await nodes["a"].entry.abort(asked.request_id)
+
+
+async def test_prompts_wait_in_order_for_kv_room_and_too_many_are_told_to_come_back() -> None:
+    async with three_nodes(kv_tokens=256, max_waiting=2) as nodes:
+        nodes["c"].executor.gate.clear()
+        first = asyncio.create_task(run(nodes["a"], request(100, 100)))
+        await until(lambda: len(nodes["a"].sessions) == 1)
+        waiting = [asyncio.create_task(run(nodes["a"], request(100, 100))) for _ in range(2)]
+        await until(lambda: nodes["a"].entry.num_running == 3)
+        with pytest.raises(KvFull) as refused:
+            await run(nodes["a"], request(100, 100))
+        assert refused.value.retry_after > 0
+        nodes["c"].executor.gate.set()
+        assert [len(tokens) for tokens in await asyncio.gather(first, *waiting)] == [100, 100, 100]
+        await until_idle(nodes)
+
+
+async def test_waiting_for_room_has_a_deadline() -> None:
+    async with three_nodes(kv_tokens=256, admission_timeout=0.2) as nodes:
+        nodes["c"].executor.gate.clear()
+        holder = asyncio.create_task(run(nodes["a"], request(100, 100)))
+        await until(lambda: len(nodes["a"].sessions) == 1)
+        with pytest.raises(KvFull, match="came free"):
+            await run(nodes["a"], request(100, 100))
+        nodes["c"].executor.gate.set()
+        await holder
+
+
+async def test_a_hop_that_is_gone_or_mute_is_named() -> None:
+    async with three_nodes(hop_timeout=0.2) as nodes:
+        nodes["c"].executor.gate.clear()
+        with pytest.raises(NextHopTimeout) as mute:
+            await run(nodes["a"], request())
+        assert mute.value.node_id == "c"
+        nodes["c"].executor.gate.set()
+        await until_idle(nodes)
+        await nodes["c"].server.stop()
+        with pytest.raises(NextHopFailed) as gone:
+            await run(nodes["a"], request())
+        assert gone.value.node_id == "c"
+        await until(lambda: len(nodes["a"].sessions) == len(nodes["b"].sessions) == 0)
+
+
+async def test_a_step_that_fails_ends_its_generation_and_nothing_else() -> None:
+    async with three_nodes() as nodes:
+        nodes["b"].executor.fail = ValueError("broken")
+        with pytest.raises(MeshnetError):
+            await run(nodes["a"], request())
+        nodes["b"].executor.fail = None
+        asked = request()
+        assert await run(nodes["a"], asked) == expected(asked)
+        await until_idle(nodes)
+
+
+async def test_impossible_requests_are_refused_with_what_is_right() -> None:
+    async with three_nodes(kv_tokens=512) as nodes:
+        for asked, said in (
+            (request(0), "empty"),
+            (request(new=0), "at least 1"),
+            (request(500, 100), "the limit is 512"),
+            (GenerationRequest(str(uuid.uuid4()), "m", (5, 100), 1), "token id 100"),
+            (request(sampling=Sampling(temperature=-1)), "temperature"),
+            (request(sampling=Sampling(temperature=float("nan"))), "temperature"),
+            (request(sampling=Sampling(top_p=1.5)), "top_p"),
+        ):
+            with pytest.raises(InvalidRequest, match=said):
+                await run(nodes["a"], asked)
+        with pytest.raises(MissingLayers):
+            await run(nodes["b"], request())
+        await until_idle(nodes)
+
+
+async def test_the_same_generation_cannot_run_twice() -> None:
+    async with three_nodes() as nodes:
+        nodes["c"].executor.gate.clear()
+        asked = request()
+        running = asyncio.create_task(run(nodes["a"], asked))
+        await until(lambda: nodes["a"].entry.num_running == 1)
+        with pytest.raises(InvalidRequest, match="running already"):
+            await run(nodes["a"], asked)
+        nodes["c"].executor.gate.set()
+        assert await running == expected(asked)
