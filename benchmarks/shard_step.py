@@ -13,9 +13,9 @@ from collections.abc import Callable, Sequence
 
 from meshnet.model import LayerRange, Quantization
 from meshnet.model_files import ModelFiles
+from services.node.core.work import PromptWork, Result, SampleWork, Sampling, Segment, SessionKey, ShardSpec, Work
 from services.node.engine.executor import TorchExecutor
-from services.node.manifest import read_manifest
-from services.node.work import PromptWork, Result, SampleWork, Sampling, Segment, SessionKey, ShardSpec, Work
+from services.node.files.manifest import read_manifest
 from tests.smollm2 import smollm2_path
 
 MODEL = "smollm2"

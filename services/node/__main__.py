@@ -20,10 +20,10 @@ from meshnet.sizes import format_size, parse_size
 from meshnet.topology import check_node_id
 from meshnet.wire import Encoding
 from services.node.config import NodeConfig
-from services.node.manifest import read_manifest
+from services.node.core.work import Executor
+from services.node.files.manifest import read_manifest
 from services.node.node import NodeServer
 from services.node.stub import StubExecutor
-from services.node.work import Executor
 
 log = logging.getLogger("meshnet.node")
 

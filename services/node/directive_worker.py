@@ -12,8 +12,8 @@ from meshnet.errors import LoadFailed, MeshnetError
 from meshnet.model import LayerRange, ModelManifest
 from meshnet.sizes import format_size
 from services.node.config import NodeConfig
+from services.node.core.work import ShardSpec
 from services.node.forwarding import Forwarding
-from services.node.work import ShardSpec
 
 log = logging.getLogger(__name__)
 

@@ -10,9 +10,9 @@ from meshnet.errors import Draining, InvalidRequest, KvFull
 from meshnet.routing import find_route
 from meshnet.topology import Topology
 from services.node.config import NodeConfig
+from services.node.core.work import SessionKey
 from services.node.forwarding import Forwarding
 from services.node.generation import Emitted, GenerationRequest, Sequence, check_request
-from services.node.work import SessionKey
 
 # Tokens that may wait for a slow reader of the stream before its generation pauses.
 MAX_UNREAD_TOKENS = 64

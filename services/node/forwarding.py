@@ -11,11 +11,11 @@ from meshnet.model import LayerRange
 from meshnet.topology import Hop
 from meshnet.wire import FrameHeaders
 from services.node.changes import Changes
+from services.node.core.sessions import Piece, SessionTable
+from services.node.core.shards import ShardTable
+from services.node.core.work import Buffer, ForwardWork, FreeWork, PromptWork, Segment, SessionKey
 from services.node.peers import Peers
 from services.node.runner import Runner
-from services.node.sessions import Piece, SessionTable
-from services.node.shards import ShardTable
-from services.node.work import Buffer, ForwardWork, FreeWork, PromptWork, Segment, SessionKey
 
 
 class Forwarding:

@@ -16,9 +16,9 @@ from meshnet.errors import InvalidRequest
 from meshnet.model import ModelManifest
 from meshnet.topology import Hop
 from meshnet.wire import FrameHeaders
+from services.node.core.sessions import Piece
+from services.node.core.work import Buffer, PromptWork, SampleWork, Sampling, Segment, SessionKey
 from services.node.forwarding import Forwarding
-from services.node.sessions import Piece
-from services.node.work import Buffer, PromptWork, SampleWork, Sampling, Segment, SessionKey
 
 CHUNK_TOKENS = 128
 # Chunks of one prompt under way at once: enough to keep a long pipeline full, few enough to bound its memory.

@@ -11,9 +11,9 @@ from meshnet.model import check_model_id
 from meshnet.rpc import translates_errors, translates_stream_errors
 from meshnet.v1 import inference_pb2, inference_pb2_grpc
 from meshnet.wire import parse_session
+from services.node.core.work import Sampling
 from services.node.entry import EntryPoint
 from services.node.generation import Emitted, FinishReason, GenerationRequest
-from services.node.work import Sampling
 
 _FINISH = {
     None: inference_pb2.FINISH_REASON_UNSPECIFIED,

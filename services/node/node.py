@@ -18,6 +18,9 @@ from meshnet.v1 import inference_pb2, inference_pb2_grpc
 from meshnet.wire import WIRE_VERSION
 from services.node.agent import Agent
 from services.node.config import NodeConfig
+from services.node.core.sessions import SessionTable
+from services.node.core.shards import ShardTable
+from services.node.core.work import Executor
 from services.node.directive_worker import DirectiveWorker
 from services.node.entry import EntryPoint
 from services.node.forwarding import Forwarding
@@ -25,10 +28,7 @@ from services.node.http_server import HttpServer
 from services.node.inference_servicer import InferenceServicer
 from services.node.peers import Peers
 from services.node.runner import Runner
-from services.node.sessions import SessionTable
-from services.node.shards import ShardTable
 from services.node.tracker_client import TrackerClient
-from services.node.work import Executor
 
 log = logging.getLogger(__name__)
 

@@ -12,8 +12,8 @@ from meshnet import wire
 from meshnet.errors import BadFrame, MeshnetError, NextHopFailed, NextHopTimeout, WireVersionMismatch
 from meshnet.topology import Hop, Topology
 from meshnet.wire import Encoding, FrameHeaders
+from services.node.core.work import Buffer
 from services.node.http_errors import error_from_answer
-from services.node.work import Buffer
 
 MAX_ERROR_BYTES = 64 << 10
 CONNECT_TIMEOUT = 5.0

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from services.node.batching import choose_batch
-from services.node.work import Executor, Result, Work
+from services.node.core.batching import choose_batch
+from services.node.core.work import Executor, Result, Work
 
 
 @dataclass(frozen=True, slots=True)

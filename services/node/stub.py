@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from meshnet.errors import WrongLayers
 from meshnet.model import LayerRange
-from services.node.work import (
+from services.node.core.work import (
     ForwardWork,
     FreeWork,
     LoadedShard,

@@ -1,1 +1,1 @@
-"""The part of a node that knows torch. The rest of the node hands it work as services.node.work defines it."""
+"""The part of a node that knows torch. The rest of the node hands it work as services.node.core.work defines it."""

@@ -6,8 +6,8 @@ import numpy as np
 import torch
 
 from meshnet.errors import BadFrame
+from services.node.core.work import Buffer
 from services.node.engine.precision import BOUNDARY_DTYPE
-from services.node.work import Buffer
 
 
 def write_rows(rows: torch.Tensor, buffer: Buffer) -> None:

@@ -6,9 +6,9 @@ from collections.abc import Iterable
 
 from meshnet.errors import InvalidRequest, PositionMismatch
 from meshnet.model import LayerRange
+from services.node.core.work import Segment, SessionKey
 from services.node.engine.attention import CachedSegment
 from services.node.engine.kv_cache import KvCache
-from services.node.work import Segment, SessionKey
 
 
 class KvCaches:

@@ -7,7 +7,7 @@ from typing import Any
 from transformers import AutoConfig
 
 from meshnet.errors import LoadFailed
-from services.node.model_config import Config, check_supported
+from services.node.files.model_config import Config, check_supported
 
 # The first two are no arguments of the config classes. A dtype would be made torch's default while a model is built,
 # for all threads of the process, and so for a step that runs meanwhile.

@@ -1,4 +1,4 @@
-"""The executor that runs real models: services.node.work.Executor on torch."""
+"""The executor that runs real models: services.node.core.work.Executor on torch."""
 
 from __future__ import annotations
 
@@ -11,6 +11,17 @@ import torch
 from meshnet.errors import InvalidRequest, LoadFailed, MeshnetError, UnknownModel
 from meshnet.model import LayerRange
 from meshnet.model_files import ModelFiles
+from services.node.core.work import (
+    ForwardWork,
+    FreeWork,
+    LoadedShard,
+    Progress,
+    PromptWork,
+    Result,
+    SampleWork,
+    ShardSpec,
+    Work,
+)
 from services.node.engine.buffers import to_buffer, write_rows
 from services.node.engine.caches import KvCaches, StepPlan
 from services.node.engine.config import make_config
@@ -22,19 +33,8 @@ from services.node.engine.sampling import choose
 from services.node.engine.shard import Entry, TorchShard
 from services.node.engine.structure import find_structure
 from services.node.engine.weights import SafetensorsSource
-from services.node.gguf_file import gguf_config, open_gguf
-from services.node.model_config import read_config
-from services.node.work import (
-    ForwardWork,
-    FreeWork,
-    LoadedShard,
-    Progress,
-    PromptWork,
-    Result,
-    SampleWork,
-    ShardSpec,
-    Work,
-)
+from services.node.files.gguf_header import gguf_config, open_gguf
+from services.node.files.model_config import read_config
 
 _Kind = TypeVar("_Kind")
 

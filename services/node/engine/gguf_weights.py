@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 
 from meshnet.errors import LoadFailed
-from services.node.model_config import Config
+from services.node.files.model_config import Config
 
 # Rows are dequantized to float32 this many values at a time: bounds what a tensor costs beside its result.
 _BLOCK_VALUES = 1 << 22

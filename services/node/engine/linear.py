@@ -13,7 +13,7 @@ from torch import nn
 
 from meshnet.model import Quantization
 from services.node.engine.precision import compute_dtype
-from services.node.manifest import NF4_BLOCK
+from services.node.files.manifest import NF4_BLOCK
 
 # Input values beyond this are multiplied in bfloat16: a few channels of real models are so large that in int8 they
 # leave nothing of the others. The value that transformers takes too.

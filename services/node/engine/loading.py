@@ -11,12 +11,12 @@ from transformers.pytorch_utils import Conv1D
 
 from meshnet.errors import LoadFailed
 from meshnet.model import ModelManifest, Quantization
+from services.node.core.work import ShardSpec
 from services.node.engine.linear import held_bytes, make_linear, plain_linear
 from services.node.engine.precision import compute_dtype
 from services.node.engine.shard import Entry, HeldLayer, TorchShard
 from services.node.engine.structure import Structure
 from services.node.engine.weights import WeightSource
-from services.node.work import ShardSpec
 
 
 def load_shard(

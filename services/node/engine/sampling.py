@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from meshnet.errors import InvalidRequest
-from services.node.work import Sampling
+from services.node.core.work import Sampling
 
 
 def choose(logits: torch.Tensor, sampling: Sampling, uniform: float) -> int:

@@ -12,8 +12,8 @@ from safetensors import SafetensorError, safe_open
 
 from meshnet.errors import LoadFailed
 from meshnet.model_files import ModelFiles
-from services.node.manifest import COMPUTED
-from services.node.safetensors_header import read_directory
+from services.node.files.manifest import COMPUTED
+from services.node.files.safetensors_header import read_directory
 
 # Names that checkpoints store under another name than the module has in this version of transformers.
 _STORED_AS = {"lm_head.weight": "embed_out.weight"}

@@ -10,8 +10,8 @@ from contextlib import aclosing
 import pytest
 
 from meshnet.errors import InvalidRequest, KvFull, MeshnetError, MissingLayers, NextHopFailed, NextHopTimeout
+from services.node.core.work import Sampling
 from services.node.generation import FinishReason, GenerationRequest
-from services.node.work import Sampling
 from tests.services.node.shells import NUM_LAYERS, VOCABULARY, Shell, three_nodes
 
 

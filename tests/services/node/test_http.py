@@ -15,14 +15,14 @@ from meshnet import wire
 from meshnet.model import LayerRange, Quantization
 from meshnet.topology import Topology
 from services.node.config import NodeConfig
+from services.node.core.sessions import SessionTable
+from services.node.core.shards import ShardTable
+from services.node.core.work import ShardSpec
 from services.node.forwarding import Forwarding
 from services.node.http_server import HttpServer
 from services.node.peers import Peers
 from services.node.runner import Runner
-from services.node.sessions import SessionTable
-from services.node.shards import ShardTable
 from services.node.stub import StubExecutor
-from services.node.work import ShardSpec
 from tests.models import manifest
 
 GOLDEN = Path(__file__).parents[2] / "golden"

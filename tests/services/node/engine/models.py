@@ -14,9 +14,18 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from meshnet.model import LayerRange, ModelManifest, Quantization
 from meshnet.model_files import ModelFiles
+from services.node.core.work import (
+    ForwardWork,
+    FreeWork,
+    PromptWork,
+    SampleWork,
+    Sampling,
+    Segment,
+    SessionKey,
+    ShardSpec,
+)
 from services.node.engine.executor import TorchExecutor
-from services.node.manifest import read_manifest
-from services.node.work import ForwardWork, FreeWork, PromptWork, SampleWork, Sampling, Segment, SessionKey, ShardSpec
+from services.node.files.manifest import read_manifest
 
 MODEL = "tiny"
 VOCAB = 199

@@ -18,14 +18,14 @@ from transformers import AutoConfig
 from meshnet.errors import LoadFailed
 from meshnet.model import LayerRange, ModelManifest, Quantization
 from meshnet.model_files import ModelFiles
+from services.node.core.work import LoadedShard, ShardSpec
 from services.node.engine.config import make_config
 from services.node.engine.executor import TorchExecutor
 from services.node.engine.loading import load_shard
 from services.node.engine.structure import find_structure
 from services.node.engine.weights import SafetensorsSource
-from services.node.manifest import read_manifest
-from services.node.model_config import read_config
-from services.node.work import LoadedShard, ShardSpec
+from services.node.files.manifest import read_manifest
+from services.node.files.model_config import read_config
 from tests.services.node.engine.models import MODEL, TINY, mesh, prompt_of, save_model
 
 ALL = LayerRange(0, 4)

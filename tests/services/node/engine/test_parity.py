@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from meshnet.model import LayerRange, Quantization
 from meshnet.model_files import ModelFiles
+from services.node.core.work import ShardSpec
 from services.node.engine.attention import CachedSegment
 from services.node.engine.config import make_config
 from services.node.engine.held_model import HeldModel
@@ -18,9 +19,8 @@ from services.node.engine.kv_cache import KvCache
 from services.node.engine.loading import load_shard
 from services.node.engine.structure import find_structure
 from services.node.engine.weights import SafetensorsSource
-from services.node.manifest import read_manifest
-from services.node.model_config import read_config
-from services.node.work import ShardSpec
+from services.node.files.manifest import read_manifest
+from services.node.files.model_config import read_config
 from tests.parity import Reference
 from tests.services.node.engine.models import TINY, mesh, prompt_of, save_model, splits_of
 

@@ -11,10 +11,10 @@ from transformers.pytorch_utils import Conv1D
 
 from meshnet.model import LayerRange, Quantization
 from meshnet.model_files import ModelFiles
+from services.node.core.work import ShardSpec
 from services.node.engine.executor import TorchExecutor
 from services.node.engine.linear import PackedLinear, held_bytes, make_linear
-from services.node.manifest import read_manifest
-from services.node.work import ShardSpec
+from services.node.files.manifest import read_manifest
 from tests.parity import Reference
 from tests.services.node.engine.models import TINY, VOCAB, Mesh, mesh, prompt_of, save_model, splits_of
 

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshnet.errors import InvalidRequest
+from services.node.core.work import Sampling
 from services.node.engine.sampling import choose
-from services.node.work import Sampling
 
 # Multiples of a half, so that equals are common.
 LOGITS = st.lists(st.integers(-12, 12).map(lambda half: half / 2), min_size=1, max_size=40)

@@ -9,9 +9,18 @@ import pytest
 from meshnet.errors import InvalidRequest, PositionMismatch, UnknownModel, WrongLayers
 from meshnet.model import LayerRange, Quantization
 from meshnet.model_files import ModelFiles
+from services.node.core.work import (
+    ForwardWork,
+    FreeWork,
+    PromptWork,
+    SampleWork,
+    Sampling,
+    Segment,
+    SessionKey,
+    ShardSpec,
+)
 from services.node.engine.executor import TorchExecutor
-from services.node.manifest import read_manifest
-from services.node.work import ForwardWork, FreeWork, PromptWork, SampleWork, Sampling, Segment, SessionKey, ShardSpec
+from services.node.files.manifest import read_manifest
 from tests.parity import Reference
 from tests.services.node.engine.models import MODEL, TINY, Mesh, mesh, prompt_of, run, save_model, splits_of
 

@@ -13,7 +13,7 @@ import pytest
 
 from meshnet.errors import LoadFailed
 from meshnet.model_files import ModelFiles
-from services.node.manifest import read_manifest
+from services.node.files.manifest import read_manifest
 
 HIDDEN, INNER, VOCAB, LAYERS = 64, 96, 50, 3
 KV = 2 * 16
@@ -243,7 +243,7 @@ def test_reading_a_manifest_does_not_import_torch(tmp_path: Path, smollm2_gguf: 
     save(tmp_path)
     code = (
         "import sys; from pathlib import Path; from meshnet.model_files import ModelFiles\n"
-        "from services.node.manifest import read_manifest\n"
+        "from services.node.files.manifest import read_manifest\n"
         "for path in sys.argv[1:]: read_manifest(ModelFiles('m', Path(path)))\n"
         "sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 
-from services.node.work import ForwardWork, FreeWork, PromptWork, SampleWork, SessionKey, Work
+from services.node.core.work import ForwardWork, FreeWork, PromptWork, SampleWork, SessionKey, Work
 
 # Enough for four prefill chunks: one step stays short, so that decodes that arrive meanwhile wait little.
 TOKEN_BUDGET = 512

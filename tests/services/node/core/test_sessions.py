@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from meshnet.errors import KvFull, PositionMismatch
 from meshnet.model import LayerRange
-from services.node.kv_ledger import BLOCK_TOKENS, KvLedger
-from services.node.sessions import Piece, SessionTable
-from services.node.work import SessionKey
+from services.node.core.kv_ledger import BLOCK_TOKENS, KvLedger
+from services.node.core.sessions import Piece, SessionTable
+from services.node.core.work import SessionKey
 
 LAYERS = LayerRange(0, 4)
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from meshnet.errors import LoadFailed
 from meshnet.model import ModelManifest, WeightBytes
 from meshnet.model_files import ModelFiles
-from services.node.gguf_file import gguf_config, gguf_tensors, open_gguf
-from services.node.model_config import Config, ModelShape, check_supported, model_shape, read_config
-from services.node.safetensors_header import TensorHeader, read_directory
+from services.node.files.gguf_header import gguf_config, gguf_tensors, open_gguf
+from services.node.files.model_config import Config, ModelShape, check_supported, model_shape, read_config
+from services.node.files.safetensors_header import TensorHeader, read_directory
 
 NF4_BLOCK = 64
 _SCALE_BYTES = 4

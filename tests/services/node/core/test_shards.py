@@ -7,8 +7,8 @@ import pytest
 from meshnet.errors import InvalidRequest, UnknownModel, WrongLayers
 from meshnet.model import LayerRange, Quantization
 from meshnet.topology import ShardState
-from services.node.shards import ShardTable
-from services.node.work import ShardSpec
+from services.node.core.shards import ShardTable
+from services.node.core.work import ShardSpec
 from tests.models import manifest
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from meshnet.errors import InvalidRequest, UnknownModel, WrongLayers
 from meshnet.model import LayerRange, ModelManifest, Quantization, merge_layers
 from meshnet.topology import Shard, ShardState
-from services.node.work import ShardSpec
+from services.node.core.work import ShardSpec
 
 
 class ShardTable:

@@ -9,7 +9,7 @@ from typing import Any
 
 from meshnet.errors import LoadFailed
 from meshnet.model_files import CONFIG_FILE, ModelFiles
-from services.node.gguf_file import gguf_config, open_gguf
+from services.node.files.gguf_header import gguf_config, open_gguf
 
 Config = Mapping[str, Any]
 

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshnet.model import LayerRange
-from services.node.batching import choose_batch
-from services.node.work import ForwardWork, FreeWork, PromptWork, SampleWork, Sampling, Segment, SessionKey, Work
+from services.node.core.batching import choose_batch
+from services.node.core.work import ForwardWork, FreeWork, PromptWork, SampleWork, Sampling, Segment, SessionKey, Work
 
 LAYERS = LayerRange(0, 4)
 

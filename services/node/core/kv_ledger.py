@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from meshnet.errors import KvFull
 from meshnet.model import LayerRange
-from services.node.work import SessionKey
+from services.node.core.work import SessionKey
 
 BLOCK_TOKENS = 128
 

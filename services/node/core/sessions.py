@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from meshnet.errors import PositionMismatch
 from meshnet.model import LayerRange
-from services.node.kv_ledger import KvLedger
-from services.node.work import SessionKey
+from services.node.core.kv_ledger import KvLedger
+from services.node.core.work import SessionKey
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from gguf import GGUFReader, GGUFValueType
 
 from meshnet.errors import LoadFailed
 from meshnet.model_files import ModelFiles
-from services.node.safetensors_header import TensorHeader
+from services.node.files.safetensors_header import TensorHeader
 
 # How the library names little-endian files on little-endian machines.
 _NATIVE_ORDER = "I"
