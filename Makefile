@@ -43,7 +43,7 @@ generated: $(STAMP)
 	$(BIN)/python tests/check_generated.py
 
 unit: $(STAMP)
-	$(BIN)/pytest
+	$(BIN)/pytest $(PYTEST_ARGS)
 
 format: $(STAMP)
 	$(BIN)/ruff format .
