@@ -7,7 +7,7 @@ import logging
 from collections.abc import Awaitable, Callable
 
 from meshnet.directive import Directive
-from meshnet.errors import Unregistered
+from meshnet.errors import InvalidRequest, MeshnetError, Unregistered
 from meshnet.model import ModelManifest
 from meshnet.topology import Node, Topology
 from services.node.tracker_client import TrackerClient, TrackerUnreachable
@@ -39,7 +39,7 @@ class Agent:
                     group.create_task(self._watch_topology())
             except* Unregistered:
                 log.warning("the tracker no longer knows this node: registering again")
-            except* TrackerUnreachable as lost:
+            except* (TrackerUnreachable, InvalidRequest) as lost:
                 log.warning("%s; serving goes on, registering again", lost.exceptions[0])
             self.registered.clear()
             await asyncio.sleep(RETRY_SECONDS)
@@ -50,7 +50,8 @@ class Agent:
             try:
                 await self._tracker.report(directive, self._describe().shards)
                 return
-            except Unregistered:
+            except (Unregistered, InvalidRequest) as error:
+                log.warning("report of directive %s is not wanted: %s", directive.directive_id, error)
                 return
             except TrackerUnreachable as error:
                 log.warning("report of directive %s: %s", directive.directive_id, error)
@@ -60,7 +61,7 @@ class Agent:
         if self.registered.is_set():
             try:
                 await self._tracker.leave()
-            except (Unregistered, TrackerUnreachable) as error:
+            except MeshnetError as error:
                 log.warning("leaving: %s", error)
 
     async def _register(self) -> float:

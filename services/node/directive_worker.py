@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 
 from meshnet.directive import Directive, DirectiveKind, DirectiveState
 from meshnet.errors import LoadFailed, MeshnetError
@@ -43,7 +44,8 @@ class DirectiveWorker:
         if known:
             await self._report(known)
             return
-        await self._advance(directive, DirectiveState.ACCEPTED)
+        # Whatever the tracker believes of it, here it begins now.
+        await self._advance(replace(directive, state=DirectiveState.PENDING), DirectiveState.ACCEPTED)
         self._queue.put_nowait(self._known[directive.directive_id])
 
     async def run(self) -> None:

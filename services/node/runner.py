@@ -80,9 +80,12 @@ class Runner:
 
     def _step(self, works: list[Work]) -> list[Result]:
         try:
-            return self.executor.run(works)
+            results = self.executor.run(works)
+            assert len(results) == len(works), "every work has a result"
+        # Whatever a step dies of, its works get an answer and the thread lives on.
         except Exception as error:
             return [error] * len(works)
+        return results
 
     def _run_calls(self) -> None:
         while self._calls:

@@ -11,6 +11,7 @@ import contextlib
 import threading
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from meshnet.model import LayerRange, Quantization
 from meshnet.topology import Topology
@@ -95,7 +96,7 @@ class Shell:
 
 
 @contextlib.asynccontextmanager
-async def three_nodes(kv_tokens: int = 2048, **options: float) -> AsyncIterator[dict[str, Shell]]:
+async def three_nodes(kv_tokens: int = 2048, **options: Any) -> AsyncIterator[dict[str, Shell]]:
     """Nodes a, b, c with four layers each. Ends with an integrity check of all."""
     snapshot: list[Topology] = [Topology()]
     shells: dict[str, Shell] = {}
@@ -114,15 +115,15 @@ async def three_nodes(kv_tokens: int = 2048, **options: float) -> AsyncIterator[
 
 
 def _shell(
-    node_id: str, layers: LayerRange, kv_tokens: int, snapshot: list[Topology], options: dict[str, float]
+    node_id: str, layers: LayerRange, kv_tokens: int, snapshot: list[Topology], options: dict[str, Any]
 ) -> Shell:
-    config = NodeConfig(node_id, "", "", "", "", 0, Quantization.BFLOAT16, **options)  # type: ignore[arg-type]
+    config = NodeConfig(node_id, "", "", "", "", 0, Quantization.BFLOAT16, **options)
     executor = CountingExecutor()
     spec = ShardSpec(models.manifest("m", NUM_LAYERS, WIDTH), layers, Quantization.BFLOAT16, kv_tokens)
     shards, sessions = ShardTable(), SessionTable()
     shards.add(spec)
     sessions.ledger("m").add_layers(layers, kv_tokens)
-    peers = Peers(lambda: snapshot[0], None, config.hop_timeout)
+    peers = Peers(lambda: snapshot[0], config.compression, config.hop_timeout)
     forwarding = Forwarding(shards, sessions, Runner(executor), peers, config.reorder_timeout)  # type: ignore[arg-type]
     entry = EntryPoint(config, forwarding, lambda: snapshot[0])
     return Shell(config, executor, forwarding, entry, HttpServer(config, forwarding, dict))

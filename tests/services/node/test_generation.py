@@ -10,6 +10,7 @@ from contextlib import aclosing
 import pytest
 
 from meshnet.errors import InvalidRequest, KvFull, MeshnetError, MissingLayers, NextHopFailed, NextHopTimeout
+from meshnet.wire import Encoding
 from services.node.core.work import Sampling
 from services.node.generation import FinishReason, GenerationRequest
 from tests.services.node.shells import NUM_LAYERS, VOCABULARY, Shell, three_nodes
@@ -43,17 +44,19 @@ async def until_idle(nodes: dict[str, Shell]) -> None:
     await until(lambda: all(len(shell.sessions) == 0 and not shell.executor.cached for shell in nodes.values()))
 
 
+@pytest.mark.parametrize("compression", [None, Encoding.ZSTD])
 @pytest.mark.parametrize("prompt", [1, 127, 128, 129, 1000])
-async def test_every_token_runs_through_every_layer_once(prompt: int) -> None:
-    async with three_nodes() as nodes:
+async def test_every_token_runs_through_every_layer_once(prompt: int, compression: Encoding | None) -> None:
+    async with three_nodes(compression=compression) as nodes:
         asked = request(prompt)
         assert await run(nodes["a"], asked) == expected(asked)
         await until_idle(nodes)
 
 
 async def test_many_at_once_get_what_each_gets_alone_and_share_steps() -> None:
-    async with three_nodes(kv_tokens=16384) as nodes:
-        asked = [request(prompt, 40) for prompt in (1, 5, 130, 300, 7, 64, 256, 2)]
+    # There is room for about half of them: the others wait their turn.
+    async with three_nodes(kv_tokens=6144) as nodes:
+        asked = [request(prompt, 40) for prompt in (1, 5, 130, 300, 7, 64, 256, 2) * 5]
         answers = await asyncio.gather(*(run(nodes["a"], one) for one in asked))
         assert answers == [expected(one) for one in asked]
         assert max(nodes["b"].executor.steps) > 1
