@@ -2,6 +2,8 @@
 
 VENV ?= .venv
 PYTHON ?= python3
+# Test files run at once. Most of the time goes into processes that they start, so more than the cores are no gain.
+JOBS ?= 2
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 DEMO_STAMP := $(VENV)/.demo-installed
@@ -43,7 +45,7 @@ generated: $(STAMP)
 	$(BIN)/python tests/check_generated.py
 
 unit: $(STAMP)
-	$(BIN)/pytest $(PYTEST_ARGS)
+	$(BIN)/pytest -n $(JOBS) --dist loadfile $(PYTEST_ARGS)
 
 format: $(STAMP)
 	$(BIN)/ruff format .

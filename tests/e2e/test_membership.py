@@ -44,7 +44,7 @@ def test_deploy_join_leave_and_refill(mesh: Mesh, weights: Path) -> None:
 
     # Nothing is served until grpcurl deploys the model.
     assert mesh.topology().models == {}
-    answer = json.loads(grpcurl(mesh.tracker_address, "meshnet.v1.Admin/DeployModel", data={"modelId": MODEL}))
+    answer = json.loads(grpcurl(mesh.tracker_address, "meshnet.v1.Admin/DeployModel", data={"model_id": MODEL}))
     assert len(answer["directives"]) == 2
     mesh.wait_until_complete(MODEL)
     assert mesh.layers(MODEL) == {"a": ["0-3"], "b": ["3-6"]}

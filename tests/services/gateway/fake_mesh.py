@@ -22,6 +22,7 @@ from meshnet.v1 import inference_pb2, inference_pb2_grpc, tracker_pb2, tracker_p
 NUM_LAYERS = 30
 VOCAB_SIZE = 49152
 CONTEXT_LENGTH = 8192
+KV_TOKENS = 16384
 Script = Callable[[inference_pb2.GenerateRequest, "Call"], Iterator[inference_pb2.GenerateEvent]]
 
 
@@ -204,7 +205,7 @@ class FakeMesh(tracker_pb2_grpc.TrackerServicer):
         return convert.topology_to_proto(self._topology or Topology())
 
 
-def model(model_id: str, kv_tokens: int = 16384, num_layers: int = NUM_LAYERS) -> DeployedModel:
+def model(model_id: str, kv_tokens: int = KV_TOKENS, num_layers: int = NUM_LAYERS) -> DeployedModel:
     manifest = ModelManifest(
         model_id=model_id,
         revision="0" * 64,

@@ -17,9 +17,11 @@ from meshnet.errors import Draining, KvFull, MeshnetError, NextHopFailed, NextHo
 from meshnet.model_files import ModelFiles
 from meshnet.topology import ShardState
 from meshnet.v1 import inference_pb2
+from services.gateway.limits import DEFAULT_KV_SHARE
 from services.gateway.tokenization import ModelTokenizer, load_tokenizer
 from tests.services.gateway.fake_mesh import (
     CONTEXT_LENGTH,
+    KV_TOKENS,
     FakeMesh,
     model,
     shard,
@@ -140,7 +142,7 @@ def test_the_prompt_of_a_chat_is_the_template_once_with_no_second_bos(
     rendered = tokenizer.tokenizer.apply_chat_template(HI, tokenize=False, add_generation_prompt=True)
     assert list(request.prompt_token_ids) == tokenizer.tokenizer.encode(rendered, add_special_tokens=False)
     assert list(request.prompt_token_ids)[:2].count(1) == 1
-    assert request.max_new_tokens == CONTEXT_LENGTH - len(request.prompt_token_ids)
+    assert request.max_new_tokens == KV_TOKENS * DEFAULT_KV_SHARE
 
 
 def test_a_stream_is_the_unstreamed_text_and_ends_with_usage(
