@@ -6,6 +6,7 @@ through the one table here.
 
 from __future__ import annotations
 
+import asyncio
 import functools
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
@@ -132,6 +133,16 @@ def translates_stream_errors(method: Stream) -> Stream:
             await abort(context, error)
 
     return wrapper
+
+
+def is_being_cancelled() -> bool:
+    """Whether the running task is being cancelled.
+
+    grpc.aio also raises CancelledError when a server ends a call with the status CANCELLED, or a channel is closed
+    under it.
+    """
+    task = asyncio.current_task()
+    return task is None or task.cancelling() > 0
 
 
 def error_code(error: grpc.aio.AioRpcError) -> str | None:

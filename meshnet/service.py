@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import ctypes
 import logging
 import os
 import signal
 import sys
+import traceback
 from collections.abc import Coroutine
 from typing import Any
 
@@ -17,6 +17,10 @@ from meshnet.errors import MeshnetError
 # Set by a parent, to its process id, that wants its services to end with it, however it ends.
 EXIT_WITH_PARENT = "MESHNET_EXIT_WITH_PARENT"
 PR_SET_PDEATHSIG = 1
+# From the signal on. What takes longer is stuck, and would keep its ports.
+STOP_SECONDS = 30.0
+log = logging.getLogger(__name__)
+
 LOG_FORMAT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
 
 
@@ -41,8 +45,13 @@ async def run_until_stopped(service: Coroutine[Any, Any, None]) -> None:
     if running.done():
         running.result()
     running.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
-        await running
+    await asyncio.wait((running,), timeout=STOP_SECONDS)
+    if not running.done():
+        stack = "".join(traceback.format_stack(running.get_stack()[-1])) if running.get_stack() else "no stack"
+        log.critical("not stopped within %g s: ending at once; it waits in\n%s", STOP_SECONDS, stack)
+        os._exit(1)
+    if not running.cancelled():
+        running.result()
 
 
 def expected_error(error: BaseException) -> BaseException:

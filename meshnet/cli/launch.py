@@ -116,25 +116,24 @@ class Launcher:
         )
         try:
             with Progress(*columns, console=self._console, transient=True) as progress:
-                topology = self._wait_for_coverage(client, progress)
+                self._wait_for_coverage(client, progress)
+            self._wait_for_gateway(mesh)
+            return client.topology()
+        except grpc.RpcError as error:
+            raise ProcessFailed(f"the tracker does not answer: {error}") from error
         finally:
             client.close()
-        self._wait_for_gateway(mesh)
-        return topology
 
-    def _wait_for_coverage(self, client: AdminClient, progress: Progress) -> Topology:
+    def _wait_for_coverage(self, client: AdminClient, progress: Progress) -> None:
         task = progress.add_task("loading layers", total=1.0)
         loaded, deadline = -1.0, time.monotonic() + STALL_SECONDS
         while True:
             self.processes.check()
-            try:
-                topology = client.topology()
-                share = _loaded_share(topology)
-                if topology.models and all(topology.coverage(model_id).complete for model_id in topology.models):
-                    return topology
-                self._check_room(client, topology)
-            except grpc.RpcError as error:
-                raise ProcessFailed(f"the tracker does not answer: {error}") from error
+            topology = client.topology()
+            share = _loaded_share(topology)
+            if topology.models and all(topology.coverage(model_id).complete for model_id in topology.models):
+                return
+            self._check_room(client, topology)
             progress.update(task, completed=share)
             if share != loaded or self._plan.waits_for_others:
                 loaded, deadline = share, time.monotonic() + STALL_SECONDS

@@ -119,7 +119,7 @@ class MeshClient:
         except MeshnetError as error:
             return f"it sent a topology that makes no sense: {error}"
         except asyncio.CancelledError:
-            if _is_cancelled():
+            if rpc.is_being_cancelled():
                 raise
             return "it cancelled the stream"
         return "it ended the stream"
@@ -179,7 +179,7 @@ class MeshClient:
         except grpc.aio.AioRpcError as error:
             raise _translated(error, node) from error
         except asyncio.CancelledError:
-            if _is_cancelled():
+            if rpc.is_being_cancelled():
                 raise
         finally:
             call.cancel()
@@ -253,12 +253,6 @@ def _translated(error: grpc.aio.AioRpcError, node: Node) -> Exception:
 def _entry_node_failed(node: Node, reason: str) -> EntryNodeLost:
     message = f"entry node {node.node_id} failed: {reason}"
     return EntryNodeLost(ApiError(502, message, code="entry_node_failed", retry_after=2.0))
-
-
-def _is_cancelled() -> bool:
-    """Whether this task is being cancelled. grpc.aio raises CancelledError also for a status that a server sent."""
-    task = asyncio.current_task()
-    return task is None or task.cancelling() > 0
 
 
 def _seconds(text: str | None) -> float | None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
 
 from meshnet.directive import Directive
 from meshnet.errors import InvalidRequest, MeshnetError, Unregistered
@@ -24,6 +26,7 @@ class Agent:
     def __init__(self, tracker: TrackerClient, describe: Callable[[], Node], manifests: list[ModelManifest]) -> None:
         self.topology = Topology()
         self.registered = asyncio.Event()
+        self._news = asyncio.Event()
         self._tracker = tracker
         self._describe = describe
         self._manifests = manifests
@@ -33,14 +36,15 @@ class Agent:
         while True:
             heartbeat_seconds = await self._register()
             try:
-                async with asyncio.TaskGroup() as group:
-                    group.create_task(self._send_heartbeats(heartbeat_seconds))
-                    group.create_task(self._watch_directives(on_directive))
-                    group.create_task(self._watch_topology())
-            except* Unregistered:
+                await _until_one_fails(
+                    self._send_heartbeats(heartbeat_seconds),
+                    self._watch_directives(on_directive),
+                    self._watch_topology(),
+                )
+            except Unregistered:
                 log.warning("the tracker no longer knows this node: registering again")
-            except* (TrackerUnreachable, InvalidRequest) as lost:
-                log.warning("%s; serving goes on, registering again", lost.exceptions[0])
+            except (TrackerUnreachable, InvalidRequest) as lost:
+                log.warning("%s; serving goes on, registering again", lost)
             self.registered.clear()
             await asyncio.sleep(RETRY_SECONDS)
 
@@ -49,6 +53,8 @@ class Agent:
         for attempt in range(REPORT_ATTEMPTS):
             try:
                 await self._tracker.report(directive, self._describe().shards)
+                if directive.state.is_final:
+                    self._news.set()
                 return
             except (Unregistered, InvalidRequest) as error:
                 log.warning("report of directive %s is not wanted: %s", directive.directive_id, error)
@@ -80,9 +86,13 @@ class Agent:
                 return lease.heartbeat_seconds
 
     async def _send_heartbeats(self, seconds: float) -> None:
+        """Regularly, and at once when a directive has changed what the node holds and how much memory it takes."""
         while True:
+            self._news.clear()
             await self._tracker.heartbeat(self._describe())
-            await asyncio.sleep(seconds)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    await self._news.wait()
 
     async def _watch_directives(self, on_directive: Callable[[Directive], Awaitable[None]]) -> None:
         async for directive in self._tracker.directives():
@@ -93,3 +103,17 @@ class Agent:
         async for topology in self._tracker.topologies():
             self.topology = topology
         raise TrackerUnreachable("the tracker ended the stream of topologies")
+
+
+async def _until_one_fails(*links: Coroutine[Any, Any, None]) -> None:
+    """Runs all until one ends; raises what it ended in. No task group: one that fails in the moment in which it is
+    cancelled forgets the cancellation (until Python 3.13), and this node would never stop."""
+    tasks = [asyncio.create_task(link) for link in links]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Callable
@@ -136,10 +137,9 @@ class DirectiveWorker:
                     bytes_done=loading.bytes_done,
                     bytes_total=loading.bytes_total,
                 )
-            try:
-                await asyncio.wait_for(done.wait(), PROGRESS_SECONDS)
-            except TimeoutError:
-                continue
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(PROGRESS_SECONDS):
+                    await done.wait()
 
     async def _drop(self, directive: Directive) -> None:
         forwarding = self._forwarding

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import grpc
@@ -52,10 +54,8 @@ class TrackerClient:
             manifests=[convert.manifest_to_proto(manifest) for manifest in manifests],
             wire_version=WIRE_VERSION,
         )
-        try:
+        with self._translated_errors():
             answer = await self._stub.Register(request, timeout=CALL_TIMEOUT)
-        except grpc.aio.AioRpcError as error:
-            raise self._error(error) from error
         return Lease(answer.lease_seconds, answer.heartbeat_seconds)
 
     async def heartbeat(self, node: Node) -> None:
@@ -66,10 +66,8 @@ class TrackerClient:
             resident_bytes=node.resident_bytes,
             kv_tokens_free=node.kv_tokens_free,
         )
-        try:
+        with self._translated_errors():
             await self._stub.Heartbeat(request, timeout=CALL_TIMEOUT)
-        except grpc.aio.AioRpcError as error:
-            raise self._error(error) from error
 
     async def report(self, directive: Directive, shards: tuple[Shard, ...]) -> None:
         request = tracker_pb2.ReportDirectiveRequest(
@@ -81,32 +79,36 @@ class TrackerClient:
             failure=directive.failure,
             shards=[convert.shard_to_proto(shard) for shard in shards],
         )
-        try:
+        with self._translated_errors():
             await self._stub.ReportDirective(request, timeout=CALL_TIMEOUT)
-        except grpc.aio.AioRpcError as error:
-            raise self._error(error) from error
 
     async def leave(self) -> None:
-        try:
+        with self._translated_errors():
             await self._stub.Leave(tracker_pb2.LeaveRequest(**self._ids), timeout=2.0)
-        except grpc.aio.AioRpcError as error:
-            raise self._error(error) from error
 
     async def directives(self) -> AsyncIterator[Directive]:
         """Directives for this node until the stream breaks."""
-        try:
+        with self._translated_errors():
             async for message in self._stub.WatchDirectives(tracker_pb2.WatchDirectivesRequest(**self._ids)):
                 yield convert.directive_from_proto(message)
-        except grpc.aio.AioRpcError as error:
-            raise self._error(error) from error
 
     async def topologies(self) -> AsyncIterator[Topology]:
         """Topology snapshots until the stream breaks."""
-        try:
+        with self._translated_errors():
             async for message in self._stub.WatchTopology(tracker_pb2.WatchTopologyRequest()):
                 yield convert.topology_from_proto(message)
+
+    @contextmanager
+    def _translated_errors(self) -> Iterator[None]:
+        """The one boundary where errors of gRPC become ours."""
+        try:
+            yield
         except grpc.aio.AioRpcError as error:
             raise self._error(error) from error
+        except asyncio.CancelledError:
+            if rpc.is_being_cancelled():
+                raise
+            raise TrackerUnreachable(f"tracker {self.address} cancelled the call") from None
 
     def _error(self, error: grpc.aio.AioRpcError) -> MeshnetError:
         code = rpc.error_code(error)
