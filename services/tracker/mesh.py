@@ -81,13 +81,15 @@ class Mesh:
         self.registry.renew(member, now)
         before = member.node.shards
         reported_at = self._reported_at.get(node_id)
-        if reported_at is None or now - reported_at >= self.settings.stale_seconds:
+        just_reported = reported_at is not None and now - reported_at < self.settings.stale_seconds
+        if not just_reported:
             self.registry.set_shards(member, shards)
         member.node = replace(
             member.node, num_sessions=num_sessions, resident_bytes=resident_bytes, kv_tokens_free=kv_tokens_free
         )
         if _layers_of(before) == _layers_of(member.node.shards):
-            return Effects()  # Counters alone wait for the next tick.
+            # Counters alone wait for the next tick, unless they tell what a shard that came or went has changed.
+            return self._publish(now) if just_reported else Effects()
         return self._replan(now)
 
     def report(
