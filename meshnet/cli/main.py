@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -11,7 +12,7 @@ import typer
 from rich.console import Console
 
 from meshnet import __version__
-from meshnet.addresses import join_address
+from meshnet.addresses import WILDCARD_HOSTS, is_loopback, join_address, split_address
 from meshnet.cli.admin_client import admin_client
 from meshnet.cli.chat import Answering, ChatFailed, first_model, print_answer, run_chat
 from meshnet.cli.coverage_picture import coverage_picture, nodes_table
@@ -258,7 +259,7 @@ def _run(plan: MeshPlan, ask: str | None) -> None:
         try:
             mesh = launcher.start()
             if plan.waits_for_others:
-                _invite(mesh)
+                _invite(plan)
             topology = launcher.wait_until_served(mesh)
             console.print(nodes_table(topology))
             console.print()
@@ -276,9 +277,17 @@ def _run(plan: MeshPlan, ask: str | None) -> None:
             launcher.processes.stop()
 
 
-def _invite(mesh: RunningMesh) -> None:
-    console.print(f"tracker at {mesh.tracker_address}; other machines join with")
-    console.print("  meshnet node --tracker THIS_MACHINE:PORT --listen 0.0.0.0:7710 --model ID=PATH\n")
+def _invite(plan: MeshPlan) -> None:
+    host, port = split_address(plan.tracker_listen)
+    if is_loopback(host):
+        console.print("Only this machine can join: it listens at loopback. --listen 0.0.0.0 lets others in.\n")
+        return
+    tracker = join_address(plan.advertise or (socket.gethostname() if host in WILDCARD_HOSTS else host), port)
+    console.print(
+        f"Other machines join with\n  meshnet node --tracker {tracker} --listen 0.0.0.0:7710 --model ID=PATH\n",
+        markup=False,
+        soft_wrap=True,
+    )
 
 
 def _ask(mesh: RunningMesh, question: str) -> None:
