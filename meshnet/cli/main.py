@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -12,12 +11,12 @@ import typer
 from rich.console import Console
 
 from meshnet import __version__
-from meshnet.addresses import WILDCARD_HOSTS, is_loopback, join_address, split_address
+from meshnet.addresses import join_address
 from meshnet.cli.admin_client import admin_client
-from meshnet.cli.chat import Answering, ChatFailed, first_model, print_answer, run_chat
+from meshnet.cli.chat import Answering, ChatFailed, first_model, run_chat
 from meshnet.cli.coverage_picture import coverage_picture, nodes_table
-from meshnet.cli.launch import Launcher, MeshPlan, NodePlan, RunningMesh, sigterm_interrupts
-from meshnet.cli.processes import ProcessFailed
+from meshnet.cli.launch import MeshPlan, NodePlan
+from meshnet.cli.run import run_mesh
 from meshnet.errors import InvalidRequest
 from meshnet.model import Quantization
 from meshnet.model_files import locate_models
@@ -132,7 +131,7 @@ def up(
         log_level=log_level,
         log_to_terminal=log_to_terminal,
     )
-    _run(plan, ask)
+    run_mesh(plan, ask, console)
 
 
 @app.command(name="tracker-node")
@@ -177,7 +176,7 @@ def tracker_node(
         log_level=log_level,
         log_to_terminal=log_to_terminal,
     )
-    _run(plan, ask)
+    run_mesh(plan, ask, console)
 
 
 @app.command()
@@ -251,63 +250,3 @@ def _each(text: str | None, count: int, option: str) -> list[str | None]:
     if len(values) not in (1, count):
         raise typer.BadParameter(f"{option} has {len(values)} values for {count} nodes: give one, or one a node")
     return values if len(values) == count else values * count
-
-
-def _run(plan: MeshPlan, ask: str | None) -> None:
-    launcher = Launcher(plan, console)
-    with sigterm_interrupts():
-        try:
-            mesh = launcher.start()
-            if plan.waits_for_others:
-                _invite(plan)
-            topology = launcher.wait_until_served(mesh)
-            console.print(nodes_table(topology))
-            console.print()
-            console.print(coverage_picture(topology, {}))
-            if ask:
-                _ask(mesh, ask)
-            _how_to_go_on(mesh, launcher)
-            launcher.wait()
-        except KeyboardInterrupt:
-            console.print("\nstopping")
-        except ProcessFailed as error:
-            console.print(f"{error}\n", style="red")
-            raise typer.Exit(1) from None
-        finally:
-            launcher.processes.stop()
-
-
-def _invite(plan: MeshPlan) -> None:
-    host, port = split_address(plan.tracker_listen)
-    if is_loopback(host):
-        console.print("Only this machine can join: it listens at loopback. --listen 0.0.0.0 lets others in.\n")
-        return
-    tracker = join_address(plan.advertise or (socket.gethostname() if host in WILDCARD_HOSTS else host), port)
-    console.print(
-        f"Other machines join with\n  meshnet node --tracker {tracker} --listen 0.0.0.0:7710 --model ID=PATH\n",
-        markup=False,
-        soft_wrap=True,
-    )
-
-
-def _ask(mesh: RunningMesh, question: str) -> None:
-    console.print(f"[bold]{question}[/bold]")
-    answering = Answering(mesh.gateway_url, first_model(mesh.gateway_url), max_tokens=256)
-    print_answer(answering, [{"role": "user", "content": question}])
-    console.print()
-
-
-def _how_to_go_on(mesh: RunningMesh, launcher: Launcher) -> None:
-    model = first_model(mesh.gateway_url)
-    url, tracker = mesh.gateway_url, mesh.tracker_address
-    console.print(
-        f"The mesh is up. In another terminal:\n\n"
-        f"  curl -N {url}/v1/chat/completions -H 'Content-Type: application/json' -d \\\n"
-        f"""    '{{"model": "{model}", "stream": true, "messages": [{{"role": "user", "content": "Say hello."}}]}}'\n"""
-        f"  meshnet chat --url {url}\n"
-        f"  meshnet status --tracker {tracker}\n"
-        f"  grpcurl -plaintext {tracker} meshnet.v1.Admin/GetCoverage\n\n"
-        f"Logs are in {launcher.log_place}. Ctrl-C ends everything.",
-        markup=False,
-        soft_wrap=True,
-    )

@@ -1,0 +1,77 @@
+"""One mesh on this machine from its start to Ctrl-C, as `meshnet up` and `meshnet tracker-node` show it."""
+
+from __future__ import annotations
+
+import socket
+
+import typer
+from rich.console import Console
+
+from meshnet.addresses import WILDCARD_HOSTS, is_loopback, join_address, split_address
+from meshnet.cli.chat import Answering, first_model, print_answer
+from meshnet.cli.coverage_picture import coverage_picture, nodes_table
+from meshnet.cli.launch import Launcher, MeshPlan, RunningMesh, sigterm_interrupts
+from meshnet.cli.processes import ProcessFailed
+
+MAX_ANSWER_TOKENS = 256
+
+
+def run_mesh(plan: MeshPlan, ask: str | None, console: Console) -> None:
+    """Returns when it was told to stop and all processes have ended. Raises typer.Exit if one failed."""
+    launcher = Launcher(plan, console)
+    with sigterm_interrupts():
+        try:
+            mesh = launcher.start()
+            if plan.waits_for_others:
+                _invite(plan, console)
+            topology = launcher.wait_until_served(mesh)
+            console.print(nodes_table(topology))
+            console.print()
+            console.print(coverage_picture(topology, {}))
+            if ask:
+                _ask(mesh, ask, console)
+            _how_to_go_on(mesh, launcher, console)
+            launcher.wait()
+        except KeyboardInterrupt:
+            console.print("\nstopping")
+        except ProcessFailed as error:
+            console.print(f"{error}\n", style="red")
+            raise typer.Exit(1) from None
+        finally:
+            launcher.processes.stop()
+
+
+def _invite(plan: MeshPlan, console: Console) -> None:
+    host, port = split_address(plan.tracker_listen)
+    if is_loopback(host):
+        console.print("Only this machine can join: it listens at loopback. --listen 0.0.0.0 lets others in.\n")
+        return
+    tracker = join_address(plan.advertise or (socket.gethostname() if host in WILDCARD_HOSTS else host), port)
+    console.print(
+        f"Other machines join with\n  meshnet node --tracker {tracker} --listen 0.0.0.0:7710 --model ID=PATH\n",
+        markup=False,
+        soft_wrap=True,
+    )
+
+
+def _ask(mesh: RunningMesh, question: str, console: Console) -> None:
+    console.print(f"[bold]{question}[/bold]")
+    answering = Answering(mesh.gateway_url, first_model(mesh.gateway_url), max_tokens=MAX_ANSWER_TOKENS)
+    print_answer(answering, [{"role": "user", "content": question}])
+    console.print()
+
+
+def _how_to_go_on(mesh: RunningMesh, launcher: Launcher, console: Console) -> None:
+    model = first_model(mesh.gateway_url)
+    url, tracker = mesh.gateway_url, mesh.tracker_address
+    console.print(
+        f"The mesh is up. In another terminal:\n\n"
+        f"  curl -N {url}/v1/chat/completions -H 'Content-Type: application/json' -d \\\n"
+        f"""    '{{"model": "{model}", "stream": true, "messages": [{{"role": "user", "content": "Say hello."}}]}}'\n"""
+        f"  meshnet chat --url {url}\n"
+        f"  meshnet status --tracker {tracker}\n"
+        f"  grpcurl -plaintext {tracker} meshnet.v1.Admin/GetCoverage\n\n"
+        f"Logs are in {launcher.log_place}. Ctrl-C ends everything.",
+        markup=False,
+        soft_wrap=True,
+    )
