@@ -113,6 +113,10 @@ class ModelManifest:
         """KV cache bytes of that many tokens in one layer. A float32 shard caches what it computes: float32."""
         return num_tokens * self.kv_bytes_per_token * (2 if quantization is Quantization.FLOAT32 else 1)
 
+    def shard_bytes(self, layers: LayerRange, quantization: Quantization, kv_tokens: int) -> int:
+        """What a shard takes: its weights, and KV cache for `kv_tokens` tokens in each layer."""
+        return self.weight_bytes(layers, quantization) + len(layers) * self.kv_bytes(kv_tokens, quantization)
+
 
 def check_model_id(model_id: str) -> str:
     """The id itself, if it is one: a plain name, never a path. Raises InvalidRequest."""

@@ -118,6 +118,13 @@ class DirectiveWorker:
         held = self._forwarding.shards.layers(directive.model_id)
         if not held.isdisjoint(directive.layers.layers):
             raise LoadFailed(f"some of layers {directive.layers} are held here already")
+        needed = manifest.shard_bytes(directive.layers, directive.quantization, directive.kv_tokens)
+        free = self._config.vram_bytes - self._forwarding.shards.held_bytes()
+        if needed > free:
+            raise LoadFailed(
+                f"layers {directive.layers} with KV cache need {format_size(needed)}, "
+                f"{format_size(free)} of the {format_size(self._config.vram_bytes)} that this node lends are free"
+            )
         return ShardSpec(manifest, directive.layers, directive.quantization, directive.kv_tokens)
 
     async def _report_progress(self, directive: Directive, spec: ShardSpec, done: asyncio.Event) -> None:

@@ -45,6 +45,14 @@ class ShardTable:
     def models(self) -> tuple[str, ...]:
         return tuple(sorted(self._ready))
 
+    def held_bytes(self) -> int:
+        """Weights and promised KV cache of all layers that are served."""
+        return sum(
+            spec.manifest.shard_bytes(LayerRange(layer, layer + 1), spec.quantization, spec.kv_tokens)
+            for held in self._ready.values()
+            for layer, spec in held.items()
+        )
+
     def manifest(self, model_id: str) -> ModelManifest:
         """Of a model with layers here. Raises UnknownModel."""
         try:

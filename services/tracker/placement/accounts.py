@@ -7,16 +7,14 @@ from functools import cached_property
 from itertools import accumulate
 
 from meshnet.directive import Directive, DirectiveKind
-from meshnet.model import LayerRange, ModelManifest, Quantization
+from meshnet.model import LayerRange, Quantization
 from meshnet.topology import DeployedModel, Node, Shard, ShardState
 from services.tracker.placement.types import Policy
 
 
 def layer_bytes(model: DeployedModel, layer: int, quantization: Quantization) -> int:
     """Weights and KV cache of one layer; layer 0 also pays for the entry weights."""
-    manifest: ModelManifest = model.manifest
-    size = manifest.layers[layer].at(quantization) + manifest.kv_bytes(model.kv_tokens, quantization)
-    return size + (manifest.entry.at(quantization) if layer == 0 else 0)
+    return model.manifest.shard_bytes(LayerRange(layer, layer + 1), quantization, model.kv_tokens)
 
 
 class Account:
