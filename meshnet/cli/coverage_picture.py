@@ -12,7 +12,8 @@ from meshnet.model import LayerRange
 from meshnet.sizes import format_size
 from meshnet.topology import DeployedModel, Node, Shard, ShardState, Topology
 
-MAX_COLUMNS = 60
+# Leaves room for names and sizes in 80 columns.
+MAX_COLUMNS = 40
 READY, PARTLY, LOADING, EMPTY = "█", "▄", "░", "·"
 STYLES = {READY: "green", PARTLY: "green", LOADING: "yellow", EMPTY: "dim"}
 
@@ -49,7 +50,9 @@ def _model(topology: Topology, model: DeployedModel, shortfall: str) -> Renderab
     columns = _columns(num_layers)
     state = Text("complete", "bold green") if coverage.complete else Text(_missing(coverage.missing), "bold red")
     grid = Table.grid(padding=(0, 2, 0, 0))
-    grid.add_row("", Text(_ruler(columns), "dim"))
+    for can_wrap in (False, False, True):
+        grid.add_column(no_wrap=not can_wrap)
+    grid.add_row("", Text(_ruler(columns), "dim"), "")
     for _, node in sorted(topology.nodes.items()):
         if any(shard.model_id == model.model_id for shard in node.shards):
             grid.add_row(node.node_id, _row(node, model.model_id, columns), _held(node, model.model_id))

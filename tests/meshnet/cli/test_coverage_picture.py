@@ -1,0 +1,52 @@
+"""The coverage map in the terminal."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from rich.console import Console, RenderableType
+
+from meshnet.cli.coverage_picture import coverage_picture, nodes_table
+from meshnet.model import LayerRange, Quantization
+from meshnet.topology import Shard, ShardState, Topology
+from tests.models import node, topology
+
+
+def text(picture: RenderableType) -> str:
+    console = Console(width=80, record=True, file=None, color_system=None)
+    with console.capture() as captured:
+        console.print(picture)
+    return captured.get()
+
+
+def test_layers_across_and_nodes_down() -> None:
+    picture = text(coverage_picture(topology(node("a", (0, 4)), node("b", (4, 12))), {}))
+    assert "m  12 layers  complete" in picture
+    assert "████········" in picture
+    assert "····████████" in picture
+
+
+def test_gaps_loading_and_shortfalls_are_shown() -> None:
+    loading = Shard("m", LayerRange(4, 8), Quantization.INT8, ShardState.LOADING, bytes_done=30, bytes_total=120)
+    mesh = topology(replace(node("a", (0, 4)), shards=(*node("a", (0, 4)).shards, loading)))
+    picture = text(coverage_picture(mesh, {"m": "layers 8-12 fit on no node"}))
+    assert "missing layers 4-12" in picture
+    assert "████░░░░····" in picture
+    assert "int8, 25% loaded" in picture
+    assert "layers 8-12 fit on no node" in picture
+
+
+def test_many_layers_share_a_character() -> None:
+    picture = text(coverage_picture(topology(node("a", (0, 61)), num_layers=240), {}))
+    assert "█" * 10 + "▄" + "·" * 29 in picture
+
+
+def test_nothing_deployed_says_what_to_do() -> None:
+    assert "meshnet deploy" in text(coverage_picture(Topology(), {}))
+
+
+def test_nodes_fit_eighty_columns() -> None:
+    table = text(nodes_table(topology(node("node-0", (0, 4)), node("node-1", (4, 12)))))
+    assert "node-0" in table
+    assert "127.0.0.1:1" in table
+    assert max(map(len, table.splitlines())) <= 80
