@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import random
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -110,6 +112,28 @@ def test_a_client_that_goes_away_stops_the_work_on_every_node(mesh: Mesh) -> Non
         assert next(lines).startswith("data: ")
         wait_until(lambda: mesh.health("node-2")["sessions"] == 1, 10, "the last hop has the session")
     # The fixture waits until every node has freed it.
+
+
+def test_of_many_clients_a_third_vanishes_and_no_answer_is_lost(mesh: Mesh) -> None:
+    def client(index: int) -> str:
+        draw = random.Random(index)
+        prompt, leaves_after = "word " * draw.randint(1, 200), draw.randint(1, 6) if index % 3 == 0 else None
+        body = {"model": MODEL, "prompt": prompt, "max_tokens": draw.randint(8, 24), "stream": True}
+        with httpx.stream("POST", f"{mesh.gateway_url}/v1/completions", json=body, timeout=120) as answer:
+            assert answer.status_code == 200, answer.read()
+            events = (line for line in answer.iter_lines() if line.startswith("data: "))
+            for count, event in enumerate(events):
+                assert '"error"' not in event, event
+                if event == "data: [DONE]":
+                    return "whole"
+                if count == leaves_after:
+                    return "left"
+        return "cut"
+
+    with ThreadPoolExecutor(32) as pool:
+        outcomes = Counter(pool.map(client, range(32)))
+    assert outcomes == {"whole": 21, "left": 11}
+    # The fixture waits until every node has freed all of it.
 
 
 def test_an_over_long_prompt_is_refused_and_nothing_is_lost(mesh: Mesh) -> None:
