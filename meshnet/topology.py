@@ -11,7 +11,7 @@ from meshnet.errors import InvalidRequest
 from meshnet.model import LayerRange, ModelManifest, Quantization, merge_layers
 
 # Failure of a route that is too new for an outcome.
-NOT_PROBED = "no token has been sent through it yet"
+NOT_PROBED = "no token has come through it yet"
 NODE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 

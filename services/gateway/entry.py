@@ -46,7 +46,7 @@ def why_not_ready(topology: Topology, model_id: str) -> str:
     if missing := topology.coverage(model_id).missing:
         return f"layers {', '.join(map(str, missing))} are not served"
     told = [f"entry node {probe.hops[0].node_id}: {probe.failure}" for probe in probes]
-    return "; ".join(told) or "no token has been sent through a route yet"
+    return "; ".join(told) or "no token has come through a route yet"
 
 
 def _has_route(topology: Topology, model_id: str, entry: Node) -> bool:

@@ -59,7 +59,7 @@ def test_only_entry_nodes_with_a_ready_route_are_picked(failure: str | None) -> 
     assert pick_entry(mesh, "m", 0, {"b"}) is None
 
 
-@pytest.mark.parametrize(("failure", "said"), [("mute", "entry node a: mute"), (None, "no token has been sent")])
+@pytest.mark.parametrize(("failure", "said"), [("mute", "entry node a: mute"), (None, "no token has come")])
 def test_without_a_ready_route_the_failure_is_named(failure: str | None, said: str) -> None:
     with pytest.raises(RouteNotReady, match=said):
         pick_entry(topology(node("a", shard("m"), failure=failure)), "m", 0)
@@ -154,7 +154,7 @@ def test_health_tells_complete_from_ready() -> None:
     }
     unknown = coverage.health(topology(node("a", shard("m"), failure=None)), tracker_connected=True)
     assert unknown["status"] == "degraded"
-    assert "no token has been sent" in unknown["models"]["m"]["failure"]
+    assert "no token has come" in unknown["models"]["m"]["failure"]
     # One entry node with a ready route is enough.
     either = topology(node("a", shard("m"), failure="mute"), node("b", shard("m")))
     assert coverage.health(either, tracker_connected=True)["status"] == "ok"
