@@ -5,12 +5,23 @@ From the wire, everything is checked: a message that does not make sense raises 
 
 from __future__ import annotations
 
+import math
 from typing import TypeVar
 
 from meshnet.directive import Directive, DirectiveKind, DirectiveState
 from meshnet.errors import InvalidRequest
 from meshnet.model import LayerRange, ModelManifest, Quantization, WeightBytes, check_model_id
-from meshnet.topology import Coverage, DeployedModel, Hop, Node, Shard, ShardState, Topology, check_node_id
+from meshnet.topology import (
+    Coverage,
+    DeployedModel,
+    Hop,
+    Node,
+    RouteProbe,
+    Shard,
+    ShardState,
+    Topology,
+    check_node_id,
+)
 from meshnet.v1 import admin_pb2, common_pb2, tracker_pb2
 
 K = TypeVar("K")
@@ -117,6 +128,35 @@ def shard_from_proto(message: common_pb2.Shard) -> Shard:
     )
 
 
+def hop_to_proto(hop: Hop) -> common_pb2.Hop:
+    return common_pb2.Hop(node_id=hop.node_id, layers=layers_to_proto(hop.layers))
+
+
+def hop_from_proto(message: common_pb2.Hop) -> Hop:
+    return Hop(check_node_id(message.node_id), layers_from_proto(message.layers))
+
+
+def probe_to_proto(probe: RouteProbe) -> common_pb2.RouteProbe:
+    return common_pb2.RouteProbe(
+        model_id=probe.model_id,
+        hops=[hop_to_proto(hop) for hop in probe.hops],
+        failure=probe.failure,
+        latency_seconds=probe.latency_seconds,
+    )
+
+
+def probe_from_proto(message: common_pb2.RouteProbe) -> RouteProbe:
+    latency = message.latency_seconds if message.HasField("latency_seconds") else None
+    if latency is not None and not 0 <= latency < math.inf:
+        raise InvalidRequest(f"a probe cannot take {latency} s")
+    return RouteProbe(
+        model_id=check_model_id(message.model_id),
+        hops=tuple(hop_from_proto(hop) for hop in message.hops),
+        failure=message.failure,
+        latency_seconds=latency,
+    )
+
+
 def node_to_proto(node: Node) -> common_pb2.Node:
     return common_pb2.Node(
         node_id=node.node_id,
@@ -134,6 +174,7 @@ def node_to_proto(node: Node) -> common_pb2.Node:
         software_version=node.software_version,
         device=node.device,
         alive=node.alive,
+        probes=[probe_to_proto(probe) for probe in node.probes],
     )
 
 
@@ -154,6 +195,7 @@ def node_from_proto(message: common_pb2.Node) -> Node:
         software_version=message.software_version,
         device=message.device,
         alive=message.alive,
+        probes=tuple(probe_from_proto(probe) for probe in message.probes),
     )
 
 
@@ -243,8 +285,11 @@ def coverage_to_proto(coverage: Coverage, shortfall: str = "") -> admin_pb2.Mode
     )
 
 
-def route_to_proto(model_id: str, hops: tuple[Hop, ...]) -> admin_pb2.Route:
+def route_to_proto(probe: RouteProbe) -> admin_pb2.Route:
     return admin_pb2.Route(
-        model_id=model_id,
-        hops=[admin_pb2.Hop(node_id=hop.node_id, layers=layers_to_proto(hop.layers)) for hop in hops],
+        model_id=probe.model_id,
+        hops=[hop_to_proto(hop) for hop in probe.hops],
+        ready=probe.ready,
+        failure=probe.failure,
+        latency_seconds=probe.latency_seconds,
     )

@@ -14,6 +14,7 @@
     │   ├── KvFull              no room in the KV cache (429)
     │   └── Draining            the node is leaving (503)
     ├── MissingLayers           no node serves some layers of the model (503)
+    ├── RouteNotReady           every layer is served, but no token has come through a route yet (503)
     ├── HopFailure              a hop behind this one failed; names the node
     │   ├── NextHopFailed       refused, reset, or answered nonsense (502)
     │   └── NextHopTimeout      no answer within the deadline (504)
@@ -108,6 +109,18 @@ class MissingLayers(MeshnetError):
         self.missing = tuple(missing)
         ranges = ", ".join(str(layers) for layers in self.missing) or "no connected route"
         super().__init__(f"model {model_id!r} is not fully served: missing layers {ranges}")
+
+
+class RouteNotReady(MeshnetError):
+    """`failure` says why no route is ready, for people."""
+
+    code = "route_not_ready"
+    status = 503
+
+    def __init__(self, model_id: str, failure: str) -> None:
+        self.model_id = model_id
+        self.failure = failure
+        super().__init__(f"no route of model {model_id!r} is ready: {failure}")
 
 
 class HopFailure(MeshnetError):

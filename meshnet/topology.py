@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 from meshnet.errors import InvalidRequest
 from meshnet.model import LayerRange, ModelManifest, Quantization, merge_layers
 
+# Failure of a route that is too new for an outcome.
+NOT_PROBED = "no token has come through it yet"
 NODE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
@@ -48,6 +51,7 @@ class Node:
     software_version: str = ""
     device: str = "cpu"
     alive: bool = True
+    probes: tuple[RouteProbe, ...] = ()
 
     def layers(self, model_id: str, *states: ShardState) -> frozenset[int]:
         """Layers of a model that the node holds in one of the states (READY unless told otherwise)."""
@@ -86,6 +90,20 @@ class Hop:
 
     def __str__(self) -> str:
         return f"{self.node_id}:{self.layers}"
+
+
+@dataclass(frozen=True, slots=True)
+class RouteProbe:
+    """What came of sending one token through a route: it took `latency_seconds`, or the `failure` says why not."""
+
+    model_id: str
+    hops: tuple[Hop, ...]
+    failure: str = ""
+    latency_seconds: float | None = None
+
+    @property
+    def ready(self) -> bool:
+        return not self.failure
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +162,22 @@ class Topology:
     def entry_nodes(self, model_id: str) -> tuple[Node, ...]:
         """Nodes that serve layer 0 of the model, by id."""
         return tuple(node for _, node in sorted(self.nodes.items()) if 0 in node.layers(model_id))
+
+    def stands(self, model_id: str, hops: Iterable[Hop]) -> bool:
+        """Whether every hop of a route is still here and serves its layers."""
+        return all(
+            hop.node_id in self.nodes and self.nodes[hop.node_id].layers(model_id).issuperset(hop.layers.layers)
+            for hop in hops
+        )
+
+    def probes(self, model_id: str) -> tuple[RouteProbe, ...]:
+        """What the model's entry nodes know of their routes, by entry node; only routes that still stand."""
+        return tuple(
+            probe
+            for node in self.entry_nodes(model_id)
+            for probe in node.probes
+            if probe.model_id == model_id and self.stands(model_id, probe.hops)
+        )
 
 
 def check_node_id(node_id: str) -> str:

@@ -26,7 +26,7 @@ from meshnet.v1 import common_pb2 as meshnet_dot_v1_dot_common__pb2
 from meshnet.v1 import tracker_pb2 as meshnet_dot_v1_dot_tracker__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16meshnet/v1/admin.proto\x12\nmeshnet.v1\x1a\x17meshnet/v1/common.proto\x1a\x18meshnet/v1/tracker.proto\"\x12\n\x10ListNodesRequest\"4\n\x11ListNodesResponse\x12\x1f\n\x05nodes\x18\x01 \x03(\x0b\x32\x10.meshnet.v1.Node\"\x13\n\x11ListModelsRequest\"]\n\nKnownModel\x12+\n\x08manifest\x18\x01 \x01(\x0b\x32\x19.meshnet.v1.ModelManifest\x12\x10\n\x08\x64\x65ployed\x18\x02 \x01(\x08\x12\x10\n\x08node_ids\x18\x03 \x03(\t\"<\n\x12ListModelsResponse\x12&\n\x06models\x18\x01 \x03(\x0b\x32\x16.meshnet.v1.KnownModel\"&\n\x12GetCoverageRequest\x12\x10\n\x08model_id\x18\x01 \x01(\t\"h\n\x0c\x43overageSpan\x12&\n\x06layers\x18\x01 \x01(\x0b\x32\x16.meshnet.v1.LayerRange\x12\x16\n\x0eready_node_ids\x18\x02 \x03(\t\x12\x18\n\x10loading_node_ids\x18\x03 \x03(\t\"\xac\x01\n\rModelCoverage\x12\x10\n\x08model_id\x18\x01 \x01(\t\x12\x12\n\nnum_layers\x18\x02 \x01(\r\x12\'\n\x05spans\x18\x03 \x03(\x0b\x32\x18.meshnet.v1.CoverageSpan\x12\'\n\x07missing\x18\x04 \x03(\x0b\x32\x16.meshnet.v1.LayerRange\x12\x10\n\x08\x63omplete\x18\x05 \x01(\x08\x12\x11\n\tshortfall\x18\x06 \x01(\t\"@\n\x13GetCoverageResponse\x12)\n\x06models\x18\x01 \x03(\x0b\x32\x19.meshnet.v1.ModelCoverage\"%\n\x11ListRoutesRequest\x12\x10\n\x08model_id\x18\x01 \x01(\t\">\n\x03Hop\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12&\n\x06layers\x18\x02 \x01(\x0b\x32\x16.meshnet.v1.LayerRange\"8\n\x05Route\x12\x10\n\x08model_id\x18\x01 \x01(\t\x12\x1d\n\x04hops\x18\x02 \x03(\x0b\x32\x0f.meshnet.v1.Hop\"7\n\x12ListRoutesResponse\x12!\n\x06routes\x18\x01 \x03(\x0b\x32\x11.meshnet.v1.Route\"K\n\x12\x44\x65ployModelRequest\x12\x10\n\x08model_id\x18\x01 \x01(\t\x12\x11\n\tkv_tokens\x18\x02 \x01(\x04\x12\x10\n\x08priority\x18\x03 \x01(\x05\"}\n\x13\x44\x65ployModelResponse\x12(\n\x05model\x18\x01 \x01(\x0b\x32\x19.meshnet.v1.DeployedModel\x12)\n\ndirectives\x18\x02 \x03(\x0b\x32\x15.meshnet.v1.Directive\x12\x11\n\tshortfall\x18\x03 \x01(\t\"(\n\x14UndeployModelRequest\x12\x10\n\x08model_id\x18\x01 \x01(\t\"\x17\n\x15UndeployModelResponse\"(\n\x15ListDirectivesRequest\x12\x0f\n\x07node_id\x18\x01 \x01(\t\"C\n\x16ListDirectivesResponse\x12)\n\ndirectives\x18\x01 \x03(\x0b\x32\x15.meshnet.v1.Directive2\xba\x04\n\x05\x41\x64min\x12H\n\tListNodes\x12\x1c.meshnet.v1.ListNodesRequest\x1a\x1d.meshnet.v1.ListNodesResponse\x12K\n\nListModels\x12\x1d.meshnet.v1.ListModelsRequest\x1a\x1e.meshnet.v1.ListModelsResponse\x12N\n\x0bGetCoverage\x12\x1e.meshnet.v1.GetCoverageRequest\x1a\x1f.meshnet.v1.GetCoverageResponse\x12K\n\nListRoutes\x12\x1d.meshnet.v1.ListRoutesRequest\x1a\x1e.meshnet.v1.ListRoutesResponse\x12N\n\x0b\x44\x65ployModel\x12\x1e.meshnet.v1.DeployModelRequest\x1a\x1f.meshnet.v1.DeployModelResponse\x12T\n\rUndeployModel\x12 .meshnet.v1.UndeployModelRequest\x1a!.meshnet.v1.UndeployModelResponse\x12W\n\x0eListDirectives\x12!.meshnet.v1.ListDirectivesRequest\x1a\".meshnet.v1.ListDirectivesResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16meshnet/v1/admin.proto\x12\nmeshnet.v1\x1a\x17meshnet/v1/common.proto\x1a\x18meshnet/v1/tracker.proto\"\x12\n\x10ListNodesRequest\"4\n\x11ListNodesResponse\x12\x1f\n\x05nodes\x18\x01 \x03(\x0b\x32\x10.meshnet.v1.Node\"\x13\n\x11ListModelsRequest\"]\n\nKnownModel\x12+\n\x08manifest\x18\x01 \x01(\x0b\x32\x19.meshnet.v1.ModelManifest\x12\x10\n\x08\x64\x65ployed\x18\x02 \x01(\x08\x12\x10\n\x08node_ids\x18\x03 \x03(\t\"<\n\x12ListModelsResponse\x12&\n\x06models\x18\x01 \x03(\x0b\x32\x16.meshnet.v1.KnownModel\"&\n\x12GetCoverageRequest\x12\x10\n\x08model_id\x18\x01 \x01(\t\"h\n\x0c\x43overageSpan\x12&\n\x06layers\x18\x01 \x01(\x0b\x32\x16.meshnet.v1.LayerRange\x12\x16\n\x0eready_node_ids\x18\x02 \x03(\t\x12\x18\n\x10loading_node_ids\x18\x03 \x03(\t\"\xac\x01\n\rModelCoverage\x12\x10\n\x08model_id\x18\x01 \x01(\t\x12\x12\n\nnum_layers\x18\x02 \x01(\r\x12\'\n\x05spans\x18\x03 \x03(\x0b\x32\x18.meshnet.v1.CoverageSpan\x12\'\n\x07missing\x18\x04 \x03(\x0b\x32\x16.meshnet.v1.LayerRange\x12\x10\n\x08\x63omplete\x18\x05 \x01(\x08\x12\x11\n\tshortfall\x18\x06 \x01(\t\"@\n\x13GetCoverageResponse\x12)\n\x06models\x18\x01 \x03(\x0b\x32\x19.meshnet.v1.ModelCoverage\"%\n\x11ListRoutesRequest\x12\x10\n\x08model_id\x18\x01 \x01(\t\"\x8a\x01\n\x05Route\x12\x10\n\x08model_id\x18\x01 \x01(\t\x12\x1d\n\x04hops\x18\x02 \x03(\x0b\x32\x0f.meshnet.v1.Hop\x12\r\n\x05ready\x18\x03 \x01(\x08\x12\x0f\n\x07\x66\x61ilure\x18\x04 \x01(\t\x12\x1c\n\x0flatency_seconds\x18\x05 \x01(\x01H\x00\x88\x01\x01\x42\x12\n\x10_latency_seconds\"7\n\x12ListRoutesResponse\x12!\n\x06routes\x18\x01 \x03(\x0b\x32\x11.meshnet.v1.Route\"K\n\x12\x44\x65ployModelRequest\x12\x10\n\x08model_id\x18\x01 \x01(\t\x12\x11\n\tkv_tokens\x18\x02 \x01(\x04\x12\x10\n\x08priority\x18\x03 \x01(\x05\"}\n\x13\x44\x65ployModelResponse\x12(\n\x05model\x18\x01 \x01(\x0b\x32\x19.meshnet.v1.DeployedModel\x12)\n\ndirectives\x18\x02 \x03(\x0b\x32\x15.meshnet.v1.Directive\x12\x11\n\tshortfall\x18\x03 \x01(\t\"(\n\x14UndeployModelRequest\x12\x10\n\x08model_id\x18\x01 \x01(\t\"\x17\n\x15UndeployModelResponse\"(\n\x15ListDirectivesRequest\x12\x0f\n\x07node_id\x18\x01 \x01(\t\"C\n\x16ListDirectivesResponse\x12)\n\ndirectives\x18\x01 \x03(\x0b\x32\x15.meshnet.v1.Directive2\xba\x04\n\x05\x41\x64min\x12H\n\tListNodes\x12\x1c.meshnet.v1.ListNodesRequest\x1a\x1d.meshnet.v1.ListNodesResponse\x12K\n\nListModels\x12\x1d.meshnet.v1.ListModelsRequest\x1a\x1e.meshnet.v1.ListModelsResponse\x12N\n\x0bGetCoverage\x12\x1e.meshnet.v1.GetCoverageRequest\x1a\x1f.meshnet.v1.GetCoverageResponse\x12K\n\nListRoutes\x12\x1d.meshnet.v1.ListRoutesRequest\x1a\x1e.meshnet.v1.ListRoutesResponse\x12N\n\x0b\x44\x65ployModel\x12\x1e.meshnet.v1.DeployModelRequest\x1a\x1f.meshnet.v1.DeployModelResponse\x12T\n\rUndeployModel\x12 .meshnet.v1.UndeployModelRequest\x1a!.meshnet.v1.UndeployModelResponse\x12W\n\x0eListDirectives\x12!.meshnet.v1.ListDirectivesRequest\x1a\".meshnet.v1.ListDirectivesResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -53,24 +53,22 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GETCOVERAGERESPONSE']._serialized_end=726
   _globals['_LISTROUTESREQUEST']._serialized_start=728
   _globals['_LISTROUTESREQUEST']._serialized_end=765
-  _globals['_HOP']._serialized_start=767
-  _globals['_HOP']._serialized_end=829
-  _globals['_ROUTE']._serialized_start=831
-  _globals['_ROUTE']._serialized_end=887
-  _globals['_LISTROUTESRESPONSE']._serialized_start=889
-  _globals['_LISTROUTESRESPONSE']._serialized_end=944
-  _globals['_DEPLOYMODELREQUEST']._serialized_start=946
-  _globals['_DEPLOYMODELREQUEST']._serialized_end=1021
-  _globals['_DEPLOYMODELRESPONSE']._serialized_start=1023
-  _globals['_DEPLOYMODELRESPONSE']._serialized_end=1148
-  _globals['_UNDEPLOYMODELREQUEST']._serialized_start=1150
-  _globals['_UNDEPLOYMODELREQUEST']._serialized_end=1190
-  _globals['_UNDEPLOYMODELRESPONSE']._serialized_start=1192
-  _globals['_UNDEPLOYMODELRESPONSE']._serialized_end=1215
-  _globals['_LISTDIRECTIVESREQUEST']._serialized_start=1217
-  _globals['_LISTDIRECTIVESREQUEST']._serialized_end=1257
-  _globals['_LISTDIRECTIVESRESPONSE']._serialized_start=1259
-  _globals['_LISTDIRECTIVESRESPONSE']._serialized_end=1326
-  _globals['_ADMIN']._serialized_start=1329
-  _globals['_ADMIN']._serialized_end=1899
+  _globals['_ROUTE']._serialized_start=768
+  _globals['_ROUTE']._serialized_end=906
+  _globals['_LISTROUTESRESPONSE']._serialized_start=908
+  _globals['_LISTROUTESRESPONSE']._serialized_end=963
+  _globals['_DEPLOYMODELREQUEST']._serialized_start=965
+  _globals['_DEPLOYMODELREQUEST']._serialized_end=1040
+  _globals['_DEPLOYMODELRESPONSE']._serialized_start=1042
+  _globals['_DEPLOYMODELRESPONSE']._serialized_end=1167
+  _globals['_UNDEPLOYMODELREQUEST']._serialized_start=1169
+  _globals['_UNDEPLOYMODELREQUEST']._serialized_end=1209
+  _globals['_UNDEPLOYMODELRESPONSE']._serialized_start=1211
+  _globals['_UNDEPLOYMODELRESPONSE']._serialized_end=1234
+  _globals['_LISTDIRECTIVESREQUEST']._serialized_start=1236
+  _globals['_LISTDIRECTIVESREQUEST']._serialized_end=1276
+  _globals['_LISTDIRECTIVESRESPONSE']._serialized_start=1278
+  _globals['_LISTDIRECTIVESRESPONSE']._serialized_end=1345
+  _globals['_ADMIN']._serialized_start=1348
+  _globals['_ADMIN']._serialized_end=1918
 # @@protoc_insertion_point(module_scope)

@@ -82,21 +82,19 @@ class ListRoutesRequest(_message.Message):
     model_id: str
     def __init__(self, model_id: _Optional[str] = ...) -> None: ...
 
-class Hop(_message.Message):
-    __slots__ = ("node_id", "layers")
-    NODE_ID_FIELD_NUMBER: _ClassVar[int]
-    LAYERS_FIELD_NUMBER: _ClassVar[int]
-    node_id: str
-    layers: _common_pb2.LayerRange
-    def __init__(self, node_id: _Optional[str] = ..., layers: _Optional[_Union[_common_pb2.LayerRange, _Mapping]] = ...) -> None: ...
-
 class Route(_message.Message):
-    __slots__ = ("model_id", "hops")
+    __slots__ = ("model_id", "hops", "ready", "failure", "latency_seconds")
     MODEL_ID_FIELD_NUMBER: _ClassVar[int]
     HOPS_FIELD_NUMBER: _ClassVar[int]
+    READY_FIELD_NUMBER: _ClassVar[int]
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
+    LATENCY_SECONDS_FIELD_NUMBER: _ClassVar[int]
     model_id: str
-    hops: _containers.RepeatedCompositeFieldContainer[Hop]
-    def __init__(self, model_id: _Optional[str] = ..., hops: _Optional[_Iterable[_Union[Hop, _Mapping]]] = ...) -> None: ...
+    hops: _containers.RepeatedCompositeFieldContainer[_common_pb2.Hop]
+    ready: bool
+    failure: str
+    latency_seconds: float
+    def __init__(self, model_id: _Optional[str] = ..., hops: _Optional[_Iterable[_Union[_common_pb2.Hop, _Mapping]]] = ..., ready: _Optional[bool] = ..., failure: _Optional[str] = ..., latency_seconds: _Optional[float] = ...) -> None: ...
 
 class ListRoutesResponse(_message.Message):
     __slots__ = ("routes",)

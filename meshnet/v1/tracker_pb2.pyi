@@ -87,20 +87,22 @@ class RegisterResponse(_message.Message):
     def __init__(self, lease_seconds: _Optional[float] = ..., heartbeat_seconds: _Optional[float] = ...) -> None: ...
 
 class HeartbeatRequest(_message.Message):
-    __slots__ = ("node_id", "incarnation", "shards", "num_sessions", "resident_bytes", "kv_tokens_free")
+    __slots__ = ("node_id", "incarnation", "shards", "num_sessions", "resident_bytes", "kv_tokens_free", "probes")
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     SHARDS_FIELD_NUMBER: _ClassVar[int]
     NUM_SESSIONS_FIELD_NUMBER: _ClassVar[int]
     RESIDENT_BYTES_FIELD_NUMBER: _ClassVar[int]
     KV_TOKENS_FREE_FIELD_NUMBER: _ClassVar[int]
+    PROBES_FIELD_NUMBER: _ClassVar[int]
     node_id: str
     incarnation: str
     shards: _containers.RepeatedCompositeFieldContainer[_common_pb2.Shard]
     num_sessions: int
     resident_bytes: int
     kv_tokens_free: int
-    def __init__(self, node_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., shards: _Optional[_Iterable[_Union[_common_pb2.Shard, _Mapping]]] = ..., num_sessions: _Optional[int] = ..., resident_bytes: _Optional[int] = ..., kv_tokens_free: _Optional[int] = ...) -> None: ...
+    probes: _containers.RepeatedCompositeFieldContainer[_common_pb2.RouteProbe]
+    def __init__(self, node_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., shards: _Optional[_Iterable[_Union[_common_pb2.Shard, _Mapping]]] = ..., num_sessions: _Optional[int] = ..., resident_bytes: _Optional[int] = ..., kv_tokens_free: _Optional[int] = ..., probes: _Optional[_Iterable[_Union[_common_pb2.RouteProbe, _Mapping]]] = ...) -> None: ...
 
 class HeartbeatResponse(_message.Message):
     __slots__ = ()

@@ -14,6 +14,7 @@ from meshnet.errors import (
     MissingLayers,
     NextHopFailed,
     NextHopTimeout,
+    RouteNotReady,
     UnknownModel,
     Unregistered,
 )
@@ -21,9 +22,25 @@ from meshnet.errors import (
 # Statuses of the codes that an entry node may send. Any other code of the mesh is a fault inside it.
 _STATUS = {
     kind.code: kind.status
-    for kind in (InvalidRequest, UnknownModel, KvFull, Draining, Busy, MissingLayers, NextHopFailed, NextHopTimeout)
+    for kind in (
+        InvalidRequest,
+        UnknownModel,
+        KvFull,
+        Draining,
+        Busy,
+        MissingLayers,
+        RouteNotReady,
+        NextHopFailed,
+        NextHopTimeout,
+    )
 }
-_RETRY_AFTER_SECONDS = {MissingLayers.code: 5.0, KvFull.code: 1.0, Draining.code: 1.0, Busy.code: 1.0}
+_RETRY_AFTER_SECONDS = {
+    MissingLayers.code: 5.0,
+    RouteNotReady.code: 2.0,
+    KvFull.code: 1.0,
+    Draining.code: 1.0,
+    Busy.code: 1.0,
+}
 
 
 class ApiError(Exception):

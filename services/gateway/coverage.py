@@ -5,13 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 from meshnet.model import LayerRange
-from meshnet.topology import Coverage, Node, Topology
+from meshnet.topology import Node, RouteProbe, Topology
+from services.gateway.entry import why_not_ready
 
 
 def health(topology: Topology, tracker_connected: bool) -> dict[str, Any]:
-    """`status` is "ok" if the tracker is heard and every model is complete, else "degraded"."""
-    models = {model_id: _model_health(topology.coverage(model_id)) for model_id in sorted(topology.models)}
-    ok = tracker_connected and all(model["complete"] for model in models.values())
+    """`status` is "ok" if the tracker is heard and every model is ready, else "degraded".
+
+    A model is complete if all its layers are served, and ready if a token has come through them all: `failure` says
+    why it is not.
+    """
+    models = {model_id: _model_health(topology, model_id) for model_id in sorted(topology.models)}
+    ok = tracker_connected and all(model["ready"] for model in models.values())
     return {"status": "ok" if ok else "degraded", "tracker_connected": tracker_connected, "models": models}
 
 
@@ -23,8 +28,18 @@ def coverage_map(topology: Topology) -> dict[str, Any]:
     }
 
 
-def _model_health(coverage: Coverage) -> dict[str, Any]:
-    return {"complete": coverage.complete, "missing_layers": [str(layers) for layers in coverage.missing]}
+def _model_health(topology: Topology, model_id: str) -> dict[str, Any]:
+    coverage = topology.coverage(model_id)
+    return {
+        "complete": coverage.complete,
+        "missing_layers": [str(layers) for layers in coverage.missing],
+        **_readiness(topology, model_id),
+    }
+
+
+def _readiness(topology: Topology, model_id: str) -> dict[str, Any]:
+    failure = why_not_ready(topology, model_id)
+    return {"ready": not failure, "failure": failure}
 
 
 def _model_coverage(topology: Topology, model_id: str) -> dict[str, Any]:
@@ -33,6 +48,8 @@ def _model_coverage(topology: Topology, model_id: str) -> dict[str, Any]:
     return {
         "num_layers": model.manifest.num_layers,
         "complete": coverage.complete,
+        **_readiness(topology, model_id),
+        "routes": [_route(probe) for probe in topology.probes(model_id)],
         "missing": [_layers(layers) for layers in coverage.missing],
         "spans": [
             {**_layers(span.layers), "ready": list(span.ready), "loading": list(span.loading)}
@@ -42,6 +59,15 @@ def _model_coverage(topology: Topology, model_id: str) -> dict[str, Any]:
         "kv_tokens": model.kv_tokens,
         "priority": model.priority,
         "revision": model.manifest.revision,
+    }
+
+
+def _route(probe: RouteProbe) -> dict[str, Any]:
+    return {
+        "hops": [{"node_id": hop.node_id, **_layers(hop.layers)} for hop in probe.hops],
+        "ready": probe.ready,
+        "failure": probe.failure,
+        "latency_seconds": probe.latency_seconds,
     }
 
 

@@ -7,7 +7,7 @@ import contextlib
 import itertools
 import logging
 import uuid
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Collection
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -15,7 +15,7 @@ import grpc
 import grpc.aio
 
 from meshnet import convert, rpc
-from meshnet.errors import Draining, KvFull, MeshnetError, UnknownModel, Unregistered
+from meshnet.errors import Draining, KvFull, MeshnetError, RouteNotReady, UnknownModel, Unregistered
 from meshnet.topology import Node, Topology
 from meshnet.v1 import inference_pb2, inference_pb2_grpc, tracker_pb2, tracker_pb2_grpc
 from services.gateway.api_errors import ApiError, from_code
@@ -25,6 +25,8 @@ log = logging.getLogger(__name__)
 
 MAX_ENTRY_NODES_TRIED = 3
 RECONNECT_SECONDS = 0.5
+# A request waits this long for a route of a complete model to become ready.
+READY_SECONDS = 5.0
 # With these an entry node refuses a generation that another one may take.
 _ELSEWHERE = frozenset({KvFull.code, Draining.code, UnknownModel.code, Unregistered.code})
 
@@ -91,6 +93,7 @@ class MeshClient:
         self._request_timeout = request_timeout
         self._channels: dict[str, EntryChannel] = {}
         self._turns = itertools.count()
+        self._topology_changed = asyncio.Event()
 
     async def watch_topology(self) -> None:
         """Follows the topology for ever. While the tracker is away, the last one stays in use."""
@@ -109,11 +112,11 @@ class MeshClient:
         """Follows one stream to its end; returns why it ended."""
         try:
             async for message in stub.WatchTopology(tracker_pb2.WatchTopologyRequest()):
-                self.topology = convert.topology_from_proto(message)
+                self.set_topology(convert.topology_from_proto(message))
                 if not self.tracker_connected:
                     log.info("following the topology of the tracker at %s", self.tracker)
                 self.tracker_connected = True
-                await self._close_unused_channels(self.topology)
+                await self._close_unused_channels()
         except grpc.aio.AioRpcError as error:
             return str(error.details() or error.code().name)
         except MeshnetError as error:
@@ -133,7 +136,7 @@ class MeshClient:
         tokens: list[int] = []
         tried: set[str] = set()
         lost: EntryNodeLost | None = None
-        while (node := self._pick(generation, tried, lost)) is not None:
+        while (node := await self._pick(generation, tried, lost)) is not None:
             tried.add(node.node_id)
             try:
                 rest = generation if lost is None else _rest(generation, tokens, str(uuid.uuid4()))
@@ -152,13 +155,32 @@ class MeshClient:
         assert lost is not None, "the first turn finds an entry node or raises"
         raise lost.error
 
-    def _pick(self, generation: Generation, tried: set[str], lost: EntryNodeLost | None) -> Node | None:
-        if self.topology is None:
-            raise no_topology(self.tracker)
+    async def entry_node(self, model_id: str, turn: int, avoid: Collection[str] = ()) -> Node | None:
+        """As `pick_entry`; while no route of a complete model is ready, the next topologies are waited for a little.
+
+        Raises what `pick_entry` raises, or ApiError (503) while there is no topology.
+        """
+        deadline = asyncio.get_running_loop().time() + READY_SECONDS
+        while True:
+            changed = self._topology_changed
+            if self.topology is None:
+                raise no_topology(self.tracker)
+            try:
+                return pick_entry(self.topology, model_id, turn, avoid)
+            except RouteNotReady:
+                if not await _happens(changed, deadline):
+                    raise
+
+    def set_topology(self, topology: Topology) -> None:
+        self.topology = topology
+        self._topology_changed.set()
+        self._topology_changed = asyncio.Event()
+
+    async def _pick(self, generation: Generation, tried: set[str], lost: EntryNodeLost | None) -> Node | None:
         if lost is not None and len(tried) >= MAX_ENTRY_NODES_TRIED:
             return None
         try:
-            return pick_entry(self.topology, generation.model_id, next(self._turns), tried)
+            return await self.entry_node(generation.model_id, next(self._turns), tried)
         except MeshnetError:
             if lost is not None:
                 return None
@@ -186,9 +208,10 @@ class MeshClient:
             channel.num_calls -= 1
         raise _entry_node_failed(node, "it ended the stream early")
 
-    async def _close_unused_channels(self, topology: Topology) -> None:
+    async def _close_unused_channels(self) -> None:
+        assert self.topology is not None, "the stream has just brought one"
         # A node that leaves still finishes the generations that it has.
-        addresses = {node.grpc_address for node in topology.nodes.values()}
+        addresses = {node.grpc_address for node in self.topology.nodes.values()}
         unused = [a for a, channel in self._channels.items() if a not in addresses and not channel.num_calls]
         for address in unused:
             await self._channels.pop(address).channel.close(grace=None)
@@ -196,6 +219,14 @@ class MeshClient:
     async def close(self) -> None:
         for channel in self._channels.values():
             await channel.channel.close(grace=None)
+
+
+async def _happens(event: asyncio.Event, deadline: float) -> bool:
+    """Whether the event is set by then, on the loop's clock."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout_at(deadline):
+            return await event.wait()
+    return False
 
 
 def no_topology(tracker: str) -> ApiError:

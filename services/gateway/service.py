@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from meshnet.errors import InvalidRequest, MeshnetError
 from meshnet.topology import DeployedModel, Topology
 from services.gateway.api_errors import ApiError, from_mesh_error, invalid
-from services.gateway.entry import deployed_model, pick_entry
+from services.gateway.entry import deployed_model
 from services.gateway.limits import COMPLETION_DEFAULT_TOKENS, max_new_tokens, too_long
 from services.gateway.mesh_client import FinishReason, Generation, MeshClient, no_topology
 from services.gateway.openai_types import ChatRequest, CompletionRequest, GenerationRequest
@@ -108,10 +108,9 @@ class Service:
 
     async def _model(self, model_id: str) -> tuple[DeployedModel, ModelTokenizer]:
         """Fails before any work is done for a model that could not answer."""
-        topology = self.topology
         try:
-            model = deployed_model(topology, model_id)
-            pick_entry(topology, model_id, 0)
+            model = deployed_model(self.topology, model_id)
+            await self.mesh.entry_node(model_id, turn=0)
         except MeshnetError as error:
             raise from_mesh_error(error) from error
         return model, await self.tokenizers.get(model_id)

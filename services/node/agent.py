@@ -31,7 +31,9 @@ class Agent:
         self._describe = describe
         self._manifests = manifests
 
-    async def run(self, on_directive: Callable[[Directive], Awaitable[None]]) -> None:
+    async def run(
+        self, on_directive: Callable[[Directive], Awaitable[None]], on_topology: Callable[[], None] = lambda: None
+    ) -> None:
         """Stays a member for ever. Raises InvalidRequest if the tracker refuses this node for good."""
         while True:
             heartbeat_seconds = await self._register()
@@ -39,7 +41,7 @@ class Agent:
                 await _until_one_fails(
                     self._send_heartbeats(heartbeat_seconds),
                     self._watch_directives(on_directive),
-                    self._watch_topology(),
+                    self._watch_topology(on_topology),
                 )
             except Unregistered:
                 log.warning("the tracker no longer knows this node: registering again")
@@ -48,13 +50,17 @@ class Agent:
             self.registered.clear()
             await asyncio.sleep(RETRY_SECONDS)
 
+    def announce(self) -> None:
+        """What the node says of itself has changed: the next heartbeat goes out at once."""
+        self._news.set()
+
     async def report(self, directive: Directive) -> None:
         """Brings a directive's state to the tracker. What does not get through is asked for again later."""
         for attempt in range(REPORT_ATTEMPTS):
             try:
                 await self._tracker.report(directive, self._describe().shards)
                 if directive.state.is_final:
-                    self._news.set()
+                    self.announce()
                 return
             except (Unregistered, InvalidRequest) as error:
                 log.warning("report of directive %s is not wanted: %s", directive.directive_id, error)
@@ -86,7 +92,7 @@ class Agent:
                 return lease.heartbeat_seconds
 
     async def _send_heartbeats(self, seconds: float) -> None:
-        """Regularly, and at once when a directive has changed what the node holds and how much memory it takes."""
+        """Regularly, and at once when the node has something new to say of itself."""
         while True:
             self._news.clear()
             await self._tracker.heartbeat(self._describe())
@@ -99,9 +105,10 @@ class Agent:
             await on_directive(directive)
         raise TrackerUnreachable("the tracker ended the stream of directives")
 
-    async def _watch_topology(self) -> None:
+    async def _watch_topology(self, on_topology: Callable[[], None]) -> None:
         async for topology in self._tracker.topologies():
             self.topology = topology
+            on_topology()
         raise TrackerUnreachable("the tracker ended the stream of topologies")
 
 

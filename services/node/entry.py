@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 
-from meshnet.errors import Draining, InvalidRequest, KvFull
-from meshnet.routing import find_route
-from meshnet.topology import Topology
+from meshnet.errors import Draining, HopFailure, InvalidRequest, KvFull
 from services.node.config import NodeConfig
 from services.node.core.work import SessionKey
 from services.node.forwarding import Forwarding
 from services.node.generation import Emitted, GenerationRequest, Sequence, check_request
+from services.node.prober import Prober
 
 # Tokens that may wait for a slow reader of the stream before its generation pauses.
 MAX_UNREAD_TOKENS = 64
@@ -23,12 +22,12 @@ Event = Emitted | None
 
 
 class EntryPoint:
-    """Runs generations for sessions that begin here. `topology` gives the latest snapshot."""
+    """Runs generations for sessions that begin here. `prober` chooses their routes and learns of hops that fail."""
 
-    def __init__(self, config: NodeConfig, forwarding: Forwarding, topology: Callable[[], Topology]) -> None:
+    def __init__(self, config: NodeConfig, forwarding: Forwarding, prober: Prober) -> None:
         self._config = config
         self._forwarding = forwarding
-        self._topology = topology
+        self._prober = prober
         self._running: dict[str, asyncio.Task[None]] = {}
         self._turn = asyncio.Lock()
         self._num_waiting = 0
@@ -71,8 +70,7 @@ class EntryPoint:
             await self.abort(request_id)
 
     async def _run(self, request: GenerationRequest, events: asyncio.Queue[Event]) -> None:
-        topology = self._topology()
-        route = find_route(topology, request.model_id, self._config.node_id)
+        route = self._prober.route(request.model_id)
         ledger = self._forwarding.sessions.ledger(request.model_id)
         check_request(request, self._forwarding.shards.manifest(request.model_id), ledger.capacity_tokens)
         sequence = Sequence(request, route, self._forwarding)
@@ -80,6 +78,9 @@ class EntryPoint:
         try:
             async for event in sequence.tokens():
                 await events.put(event)
+        except HopFailure as error:
+            self._prober.generation_failed(request.model_id, route, error)
+            raise
         finally:
             await asyncio.shield(sequence.close())
 

@@ -27,6 +27,7 @@ from services.node.forwarding import Forwarding
 from services.node.http_server import HttpServer
 from services.node.inference_servicer import InferenceServicer
 from services.node.peers import Peers
+from services.node.prober import Prober
 from services.node.runner import Runner
 from services.node.tracker_client import TrackerClient
 
@@ -49,7 +50,14 @@ class NodeServer:
         self._agent = Agent(self._tracker, self.describe, list(manifests.values()))
         self._peers = Peers(lambda: self._agent.topology, config.compression, config.hop_timeout)
         self._forwarding = Forwarding(self._shards, self._sessions, self._runner, self._peers, config.reorder_timeout)
-        self._entry = EntryPoint(config, self._forwarding, lambda: self._agent.topology)
+        self._prober = Prober(
+            config.node_id,
+            self._forwarding,
+            lambda: self._agent.topology,
+            config.probe_timeout,
+            self._agent.announce,
+        )
+        self._entry = EntryPoint(config, self._forwarding, self._prober)
         self._worker = DirectiveWorker(config, manifests, self._forwarding, self._agent.report)
         self._http = HttpServer(config, self._forwarding, self.health)
         self._grpc = rpc.server()
@@ -68,7 +76,8 @@ class NodeServer:
     async def run(self) -> None:
         """Serves for ever. Raises InvalidRequest if the tracker refuses this node for good."""
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._agent.run(self._worker.accept))
+            group.create_task(self._agent.run(self._worker.accept, self._prober.wake))
+            group.create_task(self._prober.run())
             group.create_task(self._worker.run())
             group.create_task(self._sweep())
 
@@ -100,6 +109,7 @@ class NodeServer:
             kv_tokens_free=self._sessions.free_tokens(),
             software_version=__version__,
             device="stub" if self.config.stub else self.config.device,
+            probes=self._prober.outcomes(),
         )
 
     def health(self) -> dict[str, Any]:

@@ -65,6 +65,7 @@ class TrackerClient:
             num_sessions=node.num_sessions,
             resident_bytes=node.resident_bytes,
             kv_tokens_free=node.kv_tokens_free,
+            probes=[convert.probe_to_proto(probe) for probe in node.probes],
         )
         with self._translated_errors():
             await self._stub.Heartbeat(request, timeout=CALL_TIMEOUT)

@@ -13,12 +13,12 @@ from meshnet.directive import Directive, DirectiveKind, DirectiveState
 from meshnet.errors import InvalidRequest, UnknownModel
 from meshnet.model import ModelManifest
 from meshnet.sizes import format_size
-from meshnet.topology import DeployedModel, Node, Shard, Topology
+from meshnet.topology import DeployedModel, Node, RouteProbe, Shard, Topology
 from services.tracker import placement
 from services.tracker.directives import Ledger
 from services.tracker.effects import Effects, Note, Settings
 from services.tracker.placement import Plan
-from services.tracker.registry import MAX_MODEL_BYTES, Member, Registry
+from services.tracker.registry import MAX_MODEL_BYTES, Member, Registry, check_probes
 from services.tracker.view import published, settled
 
 
@@ -74,12 +74,14 @@ class Mesh:
         num_sessions: int = 0,
         resident_bytes: int = 0,
         kv_tokens_free: int = 0,
+        probes: Sequence[RouteProbe] = (),
     ) -> Effects:
-        """Renews the lease. Raises Unregistered, or InvalidRequest for shards that the node cannot have."""
+        """Renews the lease. Raises Unregistered, or InvalidRequest for shards or probes that the node cannot have."""
         member = self.registry.member(node_id, incarnation)
         self.registry.check_shards(member, shards)
+        check_probes(node_id, probes)
         self.registry.renew(member, now)
-        before = member.node.shards
+        before, was_proven = member.node.shards, member.node.probes
         reported_at = self._reported_at.get(node_id)
         just_reported = reported_at is not None and now - reported_at < self.settings.stale_seconds
         if not just_reported:
@@ -87,9 +89,10 @@ class Mesh:
         member.node = replace(
             member.node, num_sessions=num_sessions, resident_bytes=resident_bytes, kv_tokens_free=kv_tokens_free
         )
+        self.registry.set_probes(member, probes)
         if _layers_of(before) == _layers_of(member.node.shards):
             # Counters alone wait for the next tick, unless they tell what a shard that came or went has changed.
-            return self._publish(now) if just_reported else Effects()
+            return self._publish(now) if just_reported or member.node.probes != was_proven else Effects()
         return self._replan(now)
 
     def report(

@@ -9,12 +9,13 @@ from dataclasses import dataclass, field, replace
 from meshnet.addresses import WILDCARD_HOSTS, split_address
 from meshnet.errors import InvalidRequest, Unregistered
 from meshnet.model import ModelManifest, Quantization
-from meshnet.topology import Node, Shard, check_node_id
+from meshnet.topology import Node, RouteProbe, Shard, check_node_id
 
 # Sums of such sizes stay far inside the unsigned 64 bits of the wire.
 MAX_LAYERS = 4096
 MAX_MODEL_BYTES = 2**50
 MAX_SHARDS = 4096
+MAX_FAILURE_CHARS = 2000
 
 
 @dataclass(slots=True)
@@ -69,6 +70,7 @@ class Registry:
         for manifest in manifests:
             _check_manifest(manifest)
         _check_shards(node.node_id, node.shards, by_id)
+        check_probes(node.node_id, node.probes)
         old = self._members.get(node.node_id)
         if old and incarnation in old.superseded:
             raise Unregistered(f"node {node.node_id} has been replaced by a newer process with the same id")
@@ -104,6 +106,10 @@ class Registry:
     def check_shards(self, member: Member, shards: Sequence[Shard]) -> None:
         """Raises InvalidRequest for shards that the node cannot have."""
         _check_shards(member.node.node_id, shards, member.manifests)
+
+    def set_probes(self, member: Member, probes: Sequence[RouteProbe]) -> None:
+        """Takes over what the node knows of its routes; `check_probes` must have let it pass."""
+        member.node = replace(member.node, probes=tuple(probes))
 
     def leave(self, node_id: str, incarnation: str) -> None:
         self.member(node_id, incarnation)
@@ -190,3 +196,14 @@ def _check_shards(node_id: str, shards: Iterable[Shard], manifests: dict[str, Mo
             raise InvalidRequest(
                 f"node {node_id} reports layers {shard.layers} of {shard.model_id}, which has {manifest.num_layers}"
             )
+
+
+def check_probes(node_id: str, probes: Sequence[RouteProbe]) -> None:
+    """Raises InvalidRequest for probes that the node cannot have made."""
+    if len({probe.model_id for probe in probes}) < len(probes):
+        raise InvalidRequest(f"node {node_id} reports more than one probe of a model")
+    for probe in probes:
+        if not 0 < len(probe.hops) <= MAX_LAYERS or probe.hops[0].node_id != node_id:
+            raise InvalidRequest(f"node {node_id} reports a probe of {probe.model_id} that does not begin there")
+        if len(probe.failure) > MAX_FAILURE_CHARS:
+            raise InvalidRequest(f"node {node_id} reports a failure of over {MAX_FAILURE_CHARS} characters")

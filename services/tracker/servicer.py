@@ -10,7 +10,7 @@ from meshnet.directive import Directive
 from meshnet.errors import MissingLayers, WireVersionMismatch
 from meshnet.routing import find_route
 from meshnet.rpc import translates_errors, translates_stream_errors
-from meshnet.topology import Hop
+from meshnet.topology import NOT_PROBED, RouteProbe
 from meshnet.v1 import admin_pb2, admin_pb2_grpc, common_pb2, tracker_pb2, tracker_pb2_grpc
 from meshnet.wire import WIRE_VERSION
 from services.tracker.tracker import Tracker
@@ -55,6 +55,7 @@ class TrackerServicer(tracker_pb2_grpc.TrackerServicer):
             num_sessions=request.num_sessions,
             resident_bytes=request.resident_bytes,
             kv_tokens_free=request.kv_tokens_free,
+            probes=[convert.probe_from_proto(probe) for probe in request.probes],
         )
         self._tracker.apply(effects)
         return tracker_pb2.HeartbeatResponse()
@@ -153,9 +154,9 @@ class AdminServicer(admin_pb2_grpc.AdminServicer):
         self, request: admin_pb2.ListRoutesRequest, context: Context
     ) -> admin_pb2.ListRoutesResponse:
         routes = [
-            convert.route_to_proto(model_id, hops)
+            convert.route_to_proto(route)
             for model_id in self._asked(request.model_id)
-            for hops in self._routes(model_id)
+            for route in self._routes(model_id)
         ]
         return admin_pb2.ListRoutesResponse(routes=routes)
 
@@ -190,12 +191,14 @@ class AdminServicer(admin_pb2_grpc.AdminServicer):
         """The one model, or all deployed ones. Raises UnknownModel."""
         return [self._mesh.deployed(model_id).model_id] if model_id else sorted(self._mesh.topology.models)
 
-    def _routes(self, model_id: str) -> list[tuple[Hop, ...]]:
+    def _routes(self, model_id: str) -> list[RouteProbe]:
         topology = self._mesh.topology
+        known = {probe.hops[0].node_id: probe for probe in topology.probes(model_id)}
         routes = []
         for entry in topology.entry_nodes(model_id):
             try:
-                routes.append(find_route(topology, model_id, entry.node_id))
+                hops = find_route(topology, model_id, entry.node_id)
+                routes.append(known.get(entry.node_id) or RouteProbe(model_id, hops, NOT_PROBED))
             except MissingLayers:
                 continue  # Only complete routes are listed; GetCoverage says what is missing.
         return routes

@@ -58,7 +58,7 @@ class Mesh:
         with self.nodes.pop(node_id):
             pass
 
-    def start_gateway(self) -> None:
+    def start_gateway(self, *, until_ready: bool = True) -> None:
         options = [option for model in self.models for option in ("--model", model)]
         self.gateway = start(
             ["-m", "services.gateway", "--tracker", self.tracker_address, "--listen", "127.0.0.1:0", *options],
@@ -66,7 +66,8 @@ class Mesh:
             START_SECONDS,
         )
         self.gateway_url = self.gateway.match[1]
-        wait_until(self._gateway_is_ready, SETTLE_SECONDS, "the gateway's /health is ok")
+        if until_ready:
+            wait_until(self._gateway_is_ready, SETTLE_SECONDS, "the gateway's /health is ok")
 
     def _gateway_is_ready(self) -> bool:
         return bool(httpx.get(f"{self.gateway_url}/health", timeout=10).json()["status"] == "ok")

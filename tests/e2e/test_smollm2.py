@@ -186,6 +186,7 @@ def test_grpcurl_shows_services_nodes_and_coverage(mesh: Mesh) -> None:
     assert model["complete"] is True
     (route,) = json.loads(grpcurl(tracker, "meshnet.v1.Admin/ListRoutes"))["routes"]
     assert [hop["node_id"] for hop in route["hops"]] == ["node-0", "node-1", "node-2"]
+    assert route["ready"] is True
     assert json.loads(grpcurl(entry, "grpc.health.v1.Health/Check"))["status"] == "SERVING"
 
 

@@ -16,7 +16,7 @@ import grpc
 from meshnet import convert, rpc
 from meshnet.errors import Busy, HopFailure, MeshnetError
 from meshnet.model import LayerRange, ModelManifest, Quantization, WeightBytes
-from meshnet.topology import DeployedModel, Node, Shard, ShardState, Topology
+from meshnet.topology import DeployedModel, Hop, Node, RouteProbe, Shard, ShardState, Topology
 from meshnet.v1 import inference_pb2, inference_pb2_grpc, tracker_pb2, tracker_pb2_grpc
 
 NUM_LAYERS = 30
@@ -128,7 +128,8 @@ class FakeEntryNode(inference_pb2_grpc.InferenceServicer):
     def stop(self) -> None:
         self._server.stop()
 
-    def node(self, *shards: Shard, num_sessions: int = 0) -> Node:
+    def node(self, *shards: Shard, num_sessions: int = 0, failure: str = "", probed: bool = True) -> Node:
+        """It tells that its routes are ready, or of the failure, or nothing if it has not probed them."""
         return Node(
             node_id=self.node_id,
             forward_address="127.0.0.1:1",
@@ -137,6 +138,7 @@ class FakeEntryNode(inference_pb2_grpc.InferenceServicer):
             quantization=Quantization.BFLOAT16,
             shards=shards,
             num_sessions=num_sessions,
+            probes=tuple(probe(self.node_id, shard, failure) for shard in shards if probed and is_route(shard)),
         )
 
 
@@ -203,6 +205,17 @@ class FakeMesh(tracker_pb2_grpc.TrackerServicer):
 
     def GetTopology(self, request: tracker_pb2.GetTopologyRequest, context: Any) -> Any:  # noqa: N802
         return convert.topology_to_proto(self._topology or Topology())
+
+
+def is_route(shard: Shard) -> bool:
+    """Whether a node needs no other one to run the model."""
+    return shard.state is ShardState.READY and shard.layers == LayerRange(0, NUM_LAYERS)
+
+
+def probe(node_id: str, shard: Shard, failure: str = "") -> RouteProbe:
+    """Of the route that is this shard."""
+    hops = (Hop(node_id, shard.layers),)
+    return RouteProbe(shard.model_id, hops, failure, latency_seconds=None if failure else 0.5)
 
 
 def model(model_id: str, kv_tokens: int = KV_TOKENS, num_layers: int = NUM_LAYERS) -> DeployedModel:

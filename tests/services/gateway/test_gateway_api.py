@@ -6,6 +6,7 @@ import itertools
 import json
 import uuid
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -347,10 +348,36 @@ def test_a_lost_entry_node_is_replaced_by_another_that_goes_on(gateway: Gateway,
     assert second.request_id != first.request_id
 
 
+def test_a_request_waits_for_the_first_ready_route(gateway: Gateway, mesh: FakeMesh) -> None:
+    mesh.tell(mesh.a.node(shard("smol"), probed=False), **MODELS)
+    wait_until(lambda: not httpx.get(f"{gateway.url}/health").json()["models"]["smol"]["ready"])
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(post, gateway, "/v1/completions", model="smol", prompt="x")
+        told(mesh)
+        assert waiting.result(30).status_code == 200
+
+
+def test_without_a_ready_route_requests_are_refused_with_the_failure(gateway: Gateway, mesh: FakeMesh) -> None:
+    mesh.tell(mesh.a.node(shard("smol"), failure="node c gave no answer"), **MODELS)
+    wait_until(lambda: not httpx.get(f"{gateway.url}/health").json()["models"]["smol"]["ready"])
+    health = httpx.get(f"{gateway.url}/health").json()
+    assert health["models"]["smol"]["complete"]
+    assert health["models"]["smol"]["failure"] == "entry node a: node c gave no answer"
+    response = post(gateway, "/v1/completions", model="smol", prompt="x")
+    assert response.status_code == 503
+    assert error_of(response)["code"] == "route_not_ready"
+    assert "node c gave no answer" in error_of(response)["message"]
+    assert response.headers["Retry-After"] == "2"
+    assert mesh.a.requests == []
+    told(mesh)
+    wait_until(lambda: httpx.get(f"{gateway.url}/health").json()["models"]["smol"]["ready"])
+
+
 def test_coverage_and_health_are_json(gateway: Gateway, mesh: FakeMesh) -> None:
     health = httpx.get(f"{gateway.url}/health")
     assert (health.status_code, health.json()["status"]) == (200, "degraded")
-    assert health.json()["models"]["smol"] == {"complete": True, "missing_layers": []}
+    smol = {"complete": True, "missing_layers": [], "ready": True, "failure": ""}
+    assert health.json()["models"]["smol"] == smol
     assert health.json()["models"]["half"]["missing_layers"] == ["20-30"]
     coverage = httpx.get(f"{gateway.url}/v1/mesh/coverage").json()
     half = coverage["models"]["half"]

@@ -2,20 +2,33 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from meshnet.errors import KvFull, MissingLayers, NextHopTimeout, UnknownModel
+from meshnet.errors import KvFull, MissingLayers, NextHopTimeout, RouteNotReady, UnknownModel
 from meshnet.model import LayerRange, Quantization
 from meshnet.topology import Node, Shard, ShardState, Topology
 from services.gateway import coverage
 from services.gateway.api_errors import ApiError, from_code, from_mesh_error
 from services.gateway.entry import deployed_model, pick_entry
 from services.gateway.limits import max_new_tokens
-from tests.services.gateway.fake_mesh import model, shard
+from tests.services.gateway.fake_mesh import is_route, model, probe, shard
 
 
-def node(node_id: str, *shards: Shard, num_sessions: int = 0, stub: bool = False) -> Node:
-    return Node(node_id, "h:1", f"{node_id}:2", 1, Quantization.BFLOAT16, shards, num_sessions=num_sessions, stub=stub)
+def node(node_id: str, *shards: Shard, num_sessions: int = 0, stub: bool = False, failure: str | None = "") -> Node:
+    """Its routes are ready, or have the failure, or have not been probed (None)."""
+    return Node(
+        node_id,
+        "h:1",
+        f"{node_id}:2",
+        1,
+        Quantization.BFLOAT16,
+        shards,
+        num_sessions=num_sessions,
+        stub=stub,
+        probes=tuple(probe(node_id, s, failure) for s in shards if failure is not None and is_route(s)),
+    )
 
 
 def topology(*nodes: Node) -> Topology:
@@ -37,6 +50,25 @@ def test_an_entry_node_without_a_whole_route_is_not_picked() -> None:
     picked = pick_entry(topology(stub, real), "m", 0)
     assert picked is not None
     assert picked.node_id == "real"
+
+
+@pytest.mark.parametrize("failure", ["mute", None])
+def test_only_entry_nodes_with_a_ready_route_are_picked(failure: str | None) -> None:
+    mesh = topology(node("a", shard("m"), failure=failure), node("b", shard("m"), num_sessions=9))
+    assert {n.node_id for turn in range(3) if (n := pick_entry(mesh, "m", turn))} == {"b"}
+    assert pick_entry(mesh, "m", 0, {"b"}) is None
+
+
+@pytest.mark.parametrize(("failure", "said"), [("mute", "entry node a: mute"), (None, "no token has come")])
+def test_without_a_ready_route_the_failure_is_named(failure: str | None, said: str) -> None:
+    with pytest.raises(RouteNotReady, match=said):
+        pick_entry(topology(node("a", shard("m"), failure=failure)), "m", 0)
+
+
+def test_a_ready_route_whose_hop_is_gone_does_not_count() -> None:
+    stale = replace(node("a", shard("m", 0, 10)), probes=(probe("gone", shard("m")),))
+    with pytest.raises(RouteNotReady):
+        pick_entry(topology(stale, node("b", shard("m", 10, 30))), "m", 0)
 
 
 def test_avoided_nodes_leave_none() -> None:
@@ -103,7 +135,44 @@ def test_health_is_degraded_while_layers_are_missing_or_the_tracker_is_silent() 
     assert coverage.health(whole, tracker_connected=False)["status"] == "degraded"
     degraded = coverage.health(half, tracker_connected=True)
     assert degraded["status"] == "degraded"
-    assert degraded["models"]["m"] == {"complete": False, "missing_layers": ["10-30"]}
+    assert degraded["models"]["m"] == {
+        "complete": False,
+        "missing_layers": ["10-30"],
+        "ready": False,
+        "failure": "layers 10-30 are not served",
+    }
+
+
+def test_health_tells_complete_from_ready() -> None:
+    failed = coverage.health(topology(node("a", shard("m"), failure="mute")), tracker_connected=True)
+    assert failed["status"] == "degraded"
+    assert failed["models"]["m"] == {
+        "complete": True,
+        "missing_layers": [],
+        "ready": False,
+        "failure": "entry node a: mute",
+    }
+    unknown = coverage.health(topology(node("a", shard("m"), failure=None)), tracker_connected=True)
+    assert unknown["status"] == "degraded"
+    assert "no token has come" in unknown["models"]["m"]["failure"]
+    # One entry node with a ready route is enough.
+    either = topology(node("a", shard("m"), failure="mute"), node("b", shard("m")))
+    assert coverage.health(either, tracker_connected=True)["status"] == "ok"
+
+
+def test_the_coverage_map_tells_what_is_known_of_routes() -> None:
+    mesh = topology(node("a", shard("m"), failure="mute"), node("b", shard("m")))
+    told = coverage.coverage_map(mesh)["models"]["m"]
+    assert (told["ready"], told["failure"]) == (True, "")
+    assert told["routes"] == [
+        {
+            "hops": [{"node_id": node_id, "start": 0, "end": 30}],
+            "ready": node_id == "b",
+            "failure": "" if node_id == "b" else "mute",
+            "latency_seconds": 0.5 if node_id == "b" else None,
+        }
+        for node_id in ("a", "b")
+    ]
 
 
 def test_the_coverage_map_tells_spans_and_nodes() -> None:

@@ -23,6 +23,7 @@ from services.node.entry import EntryPoint
 from services.node.forwarding import Forwarding
 from services.node.http_server import HttpServer
 from services.node.peers import Peers
+from services.node.prober import Prober
 from services.node.runner import Runner
 from tests import models
 
@@ -87,6 +88,7 @@ class Shell:
     config: NodeConfig
     executor: CountingExecutor
     forwarding: Forwarding
+    prober: Prober
     entry: EntryPoint
     server: HttpServer
 
@@ -125,8 +127,9 @@ def _shell(
     sessions.ledger("m").add_layers(layers, kv_tokens)
     peers = Peers(lambda: snapshot[0], config.compression, config.hop_timeout)
     forwarding = Forwarding(shards, sessions, Runner(executor), peers, config.reorder_timeout)  # type: ignore[arg-type]
-    entry = EntryPoint(config, forwarding, lambda: snapshot[0])
-    return Shell(config, executor, forwarding, entry, HttpServer(config, forwarding, dict))
+    prober = Prober(node_id, forwarding, lambda: snapshot[0], config.probe_timeout, lambda: None)
+    entry = EntryPoint(config, forwarding, prober)
+    return Shell(config, executor, forwarding, prober, entry, HttpServer(config, forwarding, dict))
 
 
 async def _close(shell: Shell) -> None:

@@ -1,0 +1,149 @@
+"""Which probes are sent, when, and what their outcomes mean."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from meshnet.model import LayerRange
+from meshnet.topology import Hop, RouteProbe, Topology
+from services.node.core.probing import FIRST_RETRY_SECONDS, LONGEST_RETRY_SECONDS, Probe, ProbeTable
+from tests import models
+
+A = models.node("a", (0, 4))
+B = models.node("b", (4, 12))
+C = models.node("c", (4, 12), sessions=1)
+THROUGH_B = (Hop("a", LayerRange(0, 4)), Hop("b", LayerRange(4, 12)))
+THROUGH_C = (Hop("a", LayerRange(0, 4)), Hop("c", LayerRange(4, 12)))
+WHOLE = models.topology(A, B)
+READY_B = RouteProbe("m", THROUGH_B, latency_seconds=0.5)
+
+
+def the_only(probes: tuple[Probe, ...]) -> Probe:
+    (probe,) = probes
+    return probe
+
+
+def proven(topology: Topology = WHOLE) -> ProbeTable:
+    table = ProbeTable("a")
+    table.succeeded(the_only(table.start(topology, 0.0)), 0.5)
+    return table
+
+
+def test_a_complete_route_is_probed_once_and_then_ready() -> None:
+    table = ProbeTable("a")
+    probe = the_only(table.start(WHOLE, 0.0))
+    assert (probe.model_id, probe.route) == ("m", THROUGH_B)
+    assert table.outcomes() == ()
+    assert table.start(WHOLE, 100.0) == ()
+    assert table.retry_at() is None
+    table.succeeded(probe, 0.5)
+    assert table.outcomes() == (READY_B,)
+    assert table.start(WHOLE, 200.0) == ()
+    assert table.retry_at() is None
+
+
+def test_only_an_entry_node_with_a_whole_route_probes() -> None:
+    assert ProbeTable("b").start(WHOLE, 0.0) == ()
+    assert ProbeTable("a").start(models.topology(A), 0.0) == ()
+    assert ProbeTable("stranger").start(WHOLE, 0.0) == ()
+    assert ProbeTable("a").start(replace(WHOLE, models={}), 0.0) == ()
+
+
+def test_stub_nodes_probe_too() -> None:
+    stub = models.topology(models.node("a", (0, 4), stub=True), models.node("b", (4, 12), stub=True))
+    assert the_only(ProbeTable("a").start(stub, 0.0)).route == THROUGH_B
+
+
+def test_a_failure_is_told_and_tried_again_after_growing_pauses() -> None:
+    table = ProbeTable("a")
+    now, pauses = 0.0, []
+    for _ in range(8):
+        table.failed(the_only(table.start(WHOLE, now)), "mute", now)
+        assert table.outcomes() == (RouteProbe("m", THROUGH_B, "mute"),)
+        retry_at = table.retry_at()
+        assert retry_at is not None
+        assert table.start(WHOLE, retry_at - 0.001) == ()
+        pauses.append(retry_at - now)
+        now = retry_at
+    assert pauses[0] == FIRST_RETRY_SECONDS
+    assert pauses == sorted(pauses)
+    assert pauses[-1] == LONGEST_RETRY_SECONDS
+    table.succeeded(the_only(table.start(WHOLE, now)), 0.5)
+    assert table.outcomes() == (READY_B,)
+
+
+def test_a_route_without_room_is_neither_ready_nor_failed() -> None:
+    table = ProbeTable("a")
+    table.postponed(the_only(table.start(WHOLE, 0.0)), 0.0)
+    assert table.outcomes() == ()
+    assert table.retry_at() == FIRST_RETRY_SECONDS
+    assert len(table.start(WHOLE, FIRST_RETRY_SECONDS)) == 1
+
+
+def test_a_hop_failure_under_a_generation_takes_the_proof_back_and_probes_at_once() -> None:
+    table = proven()
+    table.generation_failed("m", THROUGH_B, "b is gone", 7.0)
+    assert table.outcomes() == (RouteProbe("m", THROUGH_B, "b is gone"),)
+    assert table.retry_at() == 7.0
+    table.succeeded(the_only(table.start(WHOLE, 7.0)), 0.5)
+    assert table.outcomes() == (READY_B,)
+
+
+def test_a_generation_that_fails_on_an_unproven_route_does_not_shorten_the_pause() -> None:
+    table = ProbeTable("a")
+    table.failed(the_only(table.start(WHOLE, 0.0)), "mute", 0.0)
+    table.generation_failed("m", THROUGH_B, "b is gone", 0.5)
+    table.generation_failed("other", THROUGH_B, "b is gone", 0.5)
+    assert table.retry_at() == FIRST_RETRY_SECONDS
+
+
+def test_a_route_that_changed_is_probed_while_the_ready_one_stays_in_use() -> None:
+    table = proven()
+    # Now b is the busier one: the cheapest route leads through c.
+    turned = models.topology(A, replace(B, num_sessions=5), C)
+    probe = the_only(table.start(turned, 1.0))
+    assert probe.route == THROUGH_C
+    assert table.outcomes() == (READY_B,)
+    assert table.choose(turned, "m", THROUGH_C) == THROUGH_B
+    table.failed(probe, "mute", 1.0)
+    assert table.outcomes() == (READY_B,)
+    table.succeeded(the_only(table.start(turned, 9.0)), 0.25)
+    assert table.outcomes() == (RouteProbe("m", THROUGH_C, latency_seconds=0.25),)
+    assert table.choose(turned, "m", THROUGH_C) == THROUGH_C
+    # And back again: that route has been proven before.
+    assert table.start(models.topology(A, B, C), 10.0) == ()
+    assert table.outcomes() == (READY_B,)
+
+
+def test_a_route_is_forgotten_with_its_hop_and_proven_anew() -> None:
+    table = proven()
+    assert table.choose(models.topology(A, C), "m", THROUGH_C) == THROUGH_C
+    assert table.start(models.topology(A), 1.0) == ()
+    assert table.outcomes() == ()
+    assert len(table.start(WHOLE, 2.0)) == 1
+    assert table.outcomes() == ()
+
+
+def test_a_probe_from_before_its_route_was_forgotten_counts_no_more() -> None:
+    table = ProbeTable("a")
+    old = the_only(table.start(WHOLE, 0.0))
+    table.start(models.topology(A), 1.0)
+    new = the_only(table.start(WHOLE, 2.0))
+    table.failed(old, "mute", 3.0)
+    assert table.outcomes() == ()
+    table.succeeded(new, 0.5)
+    table.failed(old, "mute", 4.0)
+    assert table.outcomes() == (READY_B,)
+
+
+def test_what_is_remembered_is_bounded() -> None:
+    table = ProbeTable("a")
+    others = [models.node(f"n{index}", (4, 12), sessions=1) for index in range(400)]
+    everyone = {node.node_id: node for node in (A, *others)}
+    for node in others:
+        idle = {**everyone, node.node_id: replace(node, num_sessions=0)}
+        table.succeeded(the_only(table.start(replace(WHOLE, nodes=idle), 0.0)), 0.5)
+    first = {**everyone, "n0": replace(others[0], num_sessions=0)}
+    last = {**everyone, "n399": others[399], "n398": replace(others[398], num_sessions=0)}
+    assert table.start(replace(WHOLE, nodes=last), 1.0) == ()
+    assert len(table.start(replace(WHOLE, nodes=first), 1.0)) == 1
