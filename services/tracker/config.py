@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from meshnet.errors import InvalidRequest
 from meshnet.model import check_model_id
@@ -11,7 +12,8 @@ from meshnet.model import check_model_id
 @dataclass(frozen=True, slots=True)
 class Config:
     """`host` and `port` (0: any free one) to listen on. `deploy`: models to serve as soon as a node has their files,
-    with KV cache room for `kv_tokens` tokens (0: the context length). Raises InvalidRequest for what cannot work."""
+    with KV cache room for `kv_tokens` tokens (0: the context length). `state`: file that outlives the process, if any.
+    Raises InvalidRequest for what cannot work."""
 
     host: str
     port: int
@@ -19,6 +21,7 @@ class Config:
     kv_tokens: int = 0
     lease_seconds: float = 15.0
     heartbeat_seconds: float = 3.0
+    state: Path | None = None
 
     def __post_init__(self) -> None:
         for model_id in self.deploy:

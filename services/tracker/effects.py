@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from meshnet.directive import Directive
 from services.tracker.placement import Policy
+from services.tracker.remembered import Save
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,11 +20,12 @@ class Note:
 
 @dataclass(frozen=True, slots=True)
 class Effects:
-    """What a change asks for: new directives to send, a new topology to publish, events to log."""
+    """What a change asks for: new directives to send, a new topology to publish, events to log, state to save."""
 
     directives: tuple[Directive, ...] = ()
     topology_changed: bool = False
     notes: tuple[Note, ...] = ()
+    saves: tuple[Save, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

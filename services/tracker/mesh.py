@@ -1,6 +1,6 @@
 """The state of the mesh and all decisions on it. Pure: time is an argument, ids come from a callable.
 
-Methods change the state and return effects: what to send and what to log. An error changes nothing.
+Methods change the state and return effects: what to send, to log and to save. An error changes nothing.
 """
 
 from __future__ import annotations
@@ -19,31 +19,49 @@ from services.tracker.directives import Ledger
 from services.tracker.effects import Effects, Note, Settings
 from services.tracker.placement import Plan
 from services.tracker.registry import MAX_MODEL_BYTES, Member, Registry
-from services.tracker.view import published, settled
+from services.tracker.remembered import AssignmentLog, Remembered, Save, SaveModel, SaveUndeployed
+from services.tracker.settling import Settling
+from services.tracker.view import described, published, settled
 
 
 class Mesh:
     """Registry, deployed models, directives and plan. `topology` is the last published snapshot."""
 
     def __init__(
-        self, settings: Settings, new_id: Callable[[], str], *, now: float = 0.0, first_version: int = 0
+        self,
+        settings: Settings,
+        new_id: Callable[[], str],
+        *,
+        now: float = 0.0,
+        first_version: int = 0,
+        remembered: Remembered | None = None,
     ) -> None:
-        """`first_version`: topology versions grow from here; it must be above those of an earlier run."""
+        """`first_version`: topology versions grow from here; it must be above those of an earlier run, of which
+        `remembered` is the saved state."""
+        remembered = remembered or Remembered()
         self.settings = settings
         self.registry = Registry(settings.lease_seconds)
         self.ledger = Ledger(new_id)
-        self.topology = Topology(version=first_version)
         self.plan = Plan()
-        self._models: dict[str, DeployedModel] = {}
-        self._to_deploy = set(settings.auto_deploy)
-        self._started = now
-        self._hold_until: float | None = None
+        self._models: dict[str, DeployedModel] = dict(remembered.models)
+        self.topology = Topology(first_version, models=dict(self._models))
+        # An undeploy is the later word than a flag of the command line that is the same at every start.
+        self._to_deploy = set(settings.auto_deploy) - self._models.keys() - remembered.undeployed
+        holders = [node_id for node_id, assignments in remembered.nodes.items() if assignments]
+        self._settling = Settling(now, settings.settle_seconds, holders)
+        self._assignments = AssignmentLog(remembered.nodes)
         self._plan_version = 0
         self._refused: dict[str, int] = {}
         self._stuck: set[tuple[str, str]] = set()
         self._reported_at: dict[str, float] = {}
         self._covered: set[str] = set()
         self._notes: list[Note] = []
+        self._saves: list[Save] = []
+        for model in self._models.values():
+            self.registry.pin(model.manifest)
+            self._note(f"model {model.model_id} is deployed, as before the restart")
+        for model_id in sorted(remembered.undeployed & set(settings.auto_deploy)):
+            self._note(f"model {model_id} stays undeployed, as it was left: `meshnet deploy {model_id}` brings it back")
 
     # Nodes
 
@@ -53,10 +71,9 @@ class Mesh:
         outcome = self.registry.register(node, incarnation, manifests, now)
         if outcome.restarted:
             self._forget(node_id, "the node was restarted")
-        if node.shards and outcome.is_new and now - self._started < self.settings.settle_seconds:
-            self._hold_until = self._started + self.settings.settle_seconds
+        self._settling.joined(node_id, brings_layers=bool(node.shards) and outcome.is_new, now=now)
         how = "joined" if outcome.is_new else "is back as a new process" if outcome.restarted else "registered again"
-        self._note(f"node {node_id} {how}: {_describe(node, manifests)}")
+        self._note(f"node {node_id} {how}: {described(node, manifests)}")
         for model_id in outcome.other_revisions:
             text = f"node {node_id} has another revision of {model_id} than the mesh serves; it gets no layers of it"
             self._note(text, logging.WARNING)
@@ -139,8 +156,7 @@ class Mesh:
             self._forget(node_id, "the node was lost")
             silence = f"nothing heard from it for {self.settings.lease_seconds:g} s"
             self._note(f"node {node_id} lost: {silence}", logging.WARNING)
-        held_back = self._hold_until is not None and now >= self._hold_until
-        return self._replan(now) if lost or held_back else self._publish(now)
+        return self._replan(now) if lost or self._settling.is_due(now) else self._publish(now)
 
     # Models
 
@@ -161,6 +177,7 @@ class Mesh:
         del self._models[model_id]
         self._to_deploy.discard(model_id)
         self.registry.unpin(model_id)
+        self._saves.append(SaveUndeployed(model_id))
         self._note(f"model {model_id} undeployed")
         return self._replan(now)
 
@@ -184,8 +201,9 @@ class Mesh:
             )
         self._models[model_id] = model
         self._to_deploy.discard(model_id)
-        self.registry.pin(model_id)
+        self.registry.pin(manifest)
         if model != old:
+            self._saves.append(SaveModel(model))
             self._note(f"model {model_id} deployed: KV cache room for {model.kv_tokens} tokens, priority {priority}")
 
     def _is_held(self, model_id: str) -> bool:
@@ -218,9 +236,9 @@ class Mesh:
 
     def _replan(self, now: float) -> Effects:
         """One plan at a time: it is made and booked before the next change is looked at."""
-        if self._hold_until is not None and now < self._hold_until:
+        if self._settling.pauses(now):
             return self._publish(now)
-        self._hold_until = None
+        self._settling.placed()
         nodes = self.registry.nodes().values()
         before = {model_id: self.plan.shortfall(model_id) for model_id in self._models}
         self.plan = placement.plan(
@@ -244,10 +262,14 @@ class Mesh:
         nodes = self._view()
         changed = nodes != self.topology.nodes or self._models != self.topology.models
         if changed:
+            self._saves += self._assignments.note(self.topology.nodes, nodes)
             self.topology = Topology(self.topology.version + 1, nodes, dict(self._models))
             self._note_coverage()
+        if not self._settling.pauses(now):
+            self._saves += self._assignments.forget_all_but(nodes)
         notes, self._notes = tuple(self._notes), []
-        return Effects(topology_changed=changed, notes=notes)
+        saves, self._saves = tuple(self._saves), []
+        return Effects(topology_changed=changed, notes=notes, saves=saves)
 
     def _view(self) -> dict[str, Node]:
         return {i: published(node, self.ledger.open(i)) for i, node in self.registry.nodes().items()}
@@ -273,9 +295,3 @@ class Mesh:
 
 def _layers_of(shards: Sequence[Shard]) -> list[tuple[object, ...]]:
     return [(shard.model_id, shard.layers, shard.quantization, shard.state) for shard in shards]
-
-
-def _describe(node: Node, manifests: Sequence[ModelManifest]) -> str:
-    kind = "stub" if node.stub else "tracker-node's node" if node.tracker_node else "node"
-    models = ", ".join(sorted(manifest.model_id for manifest in manifests)) or "no models"
-    return f"{kind} at {node.forward_address}, {format_size(node.vram_bytes)} at {node.quantization}, files of {models}"

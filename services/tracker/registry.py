@@ -50,9 +50,10 @@ class Registry:
         """The models that the mesh knows, each at the one revision that it serves."""
         return dict(self._known)
 
-    def pin(self, model_id: str) -> None:
-        """Keeps the revision of a model, whatever the nodes that come and go have."""
-        self._pinned.add(model_id)
+    def pin(self, manifest: ModelManifest) -> None:
+        """Keeps this revision of a model, whatever the nodes that come and go have."""
+        self._known[manifest.model_id] = manifest
+        self._pinned.add(manifest.model_id)
 
     def unpin(self, model_id: str) -> None:
         self._pinned.discard(model_id)

@@ -166,6 +166,7 @@ class AdminServicer(admin_pb2_grpc.AdminServicer):
         model_id = request.model_id
         effects = self._mesh.deploy(model_id, request.kv_tokens, request.priority, self._tracker.now())
         self._tracker.apply(effects)
+        await self._tracker.saver.flush()
         return admin_pb2.DeployModelResponse(
             model=convert.model_to_proto(self._mesh.deployed(model_id)),
             directives=[convert.directive_to_proto(d) for d in effects.directives if d.model_id == model_id],
@@ -177,6 +178,7 @@ class AdminServicer(admin_pb2_grpc.AdminServicer):
         self, request: admin_pb2.UndeployModelRequest, context: Context
     ) -> admin_pb2.UndeployModelResponse:
         self._tracker.apply(self._mesh.undeploy(request.model_id, self._tracker.now()))
+        await self._tracker.saver.flush()
         return admin_pb2.UndeployModelResponse()
 
     @translates_errors

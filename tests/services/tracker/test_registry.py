@@ -90,7 +90,7 @@ def test_the_first_revision_counts_while_a_node_offers_it(registry: Registry) ->
 def test_a_pinned_revision_stays(registry: Registry) -> None:
     join(registry, "n1", revision="r1")
     join(registry, "n2", revision="r2")
-    registry.pin("m")
+    registry.pin(manifest())
     registry.leave("n1", "i1")
     assert registry.manifests["m"].revision == "r1"
     assert registry.holders("m") == ()
