@@ -17,9 +17,13 @@ from meshnet.topology import Hop, Node, Topology
 HopCost = Callable[[Node, LayerRange], float]
 
 
+# More than any route of nodes that are alive can cost, so that a suspect node is passed only where no other serves.
+SUSPECT_COST = 10_000.0
+
+
 def hop_cost(node: Node, layers: LayerRange) -> float:
-    """Few hops first; between equals the node with fewer sessions."""
-    return 1.0 + min(node.num_sessions, 1000) * 1e-4
+    """Nodes that are alive first, then few hops; between equals the node with fewer sessions."""
+    return 1.0 + min(node.num_sessions, 1000) * 1e-4 + (0.0 if node.alive else SUSPECT_COST)
 
 
 def find_route(

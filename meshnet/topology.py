@@ -31,7 +31,10 @@ class Shard:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A node as it describes itself. Addresses are `host:port`; `vram_bytes` is all that it lends."""
+    """A node as it describes itself. Addresses are `host:port`; `vram_bytes` is all that it lends.
+
+    `alive` is the tracker's word: false for a suspect node, whose heartbeats are overdue but whose lease still runs.
+    """
 
     node_id: str
     forward_address: str

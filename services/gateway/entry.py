@@ -19,14 +19,16 @@ def deployed_model(topology: Topology, model_id: str) -> DeployedModel:
 
 
 def pick_entry(topology: Topology, model_id: str, turn: int, avoid: Collection[str] = ()) -> Node | None:
-    """The entry node with a whole route and the fewest sessions; between equals they take turns.
+    """The entry node with a whole route and the fewest sessions; between equals they take turns. A suspect one only if
+    there is no other.
 
     None if `avoid` leaves no entry node to try. Raises MissingLayers if the model has no whole route.
     """
     routed = [node for node in topology.entry_nodes(model_id) if _has_route(topology, model_id, node)]
     if not routed:
         raise MissingLayers(model_id, topology.coverage(model_id).missing)
-    allowed = [node for node in routed if node.node_id not in avoid]
+    offered = [node for node in routed if node.node_id not in avoid]
+    allowed = [node for node in offered if node.alive] or offered
     fewest = min((node.num_sessions for node in allowed), default=0)
     equals = [node for node in allowed if node.num_sessions == fewest]
     return equals[turn % len(equals)] if equals else None

@@ -50,6 +50,13 @@ def main(
     heartbeat: Annotated[
         float, typer.Option(envvar="MESHNET_HEARTBEAT", help="Seconds between the heartbeats of a node.")
     ] = 3.0,
+    suspect: Annotated[
+        float | None,
+        typer.Option(
+            envvar="MESHNET_SUSPECT",
+            help="Seconds of silence after which routes avoid a node. Default: two and a half heartbeats.",
+        ),
+    ] = None,
     state: Annotated[
         Path | None,
         typer.Option(
@@ -65,7 +72,7 @@ def main(
     configure_logging(log_level)
     try:
         host, port = split_address(listen, DEFAULT_PORT)
-        config = Config(host, port, tuple(deploy or ()), kv_tokens, lease, heartbeat, state)
+        config = Config(host, port, tuple(deploy or ()), kv_tokens, lease, heartbeat, suspect, state)
         asyncio.run(run_until_stopped(serve(config, _say_listening)))
     except (InvalidRequest, CannotListen, StoreFailed) as error:
         typer.echo(f"meshnet tracker: {error}", err=True)

@@ -30,7 +30,9 @@ class Effects:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """`auto_deploy`: models to deploy once a node has their files, with `auto_kv_tokens` (0: the context length).
+    """A node is suspect after `suspect_seconds` of silence, and lost after `lease_seconds`.
+
+    `auto_deploy`: models to deploy once a node has their files, with `auto_kv_tokens` (0: the context length).
 
     After a restart, nodes that hold shards come back one by one: nothing is placed for `settle_seconds` from the first
     of them, so that nobody loads what another one is about to report. For `stale_seconds` after a node has reported a
@@ -38,6 +40,7 @@ class Settings:
     """
 
     lease_seconds: float = 15.0
+    suspect_seconds: float = 7.5
     auto_deploy: tuple[str, ...] = ()
     auto_kv_tokens: int = 0
     settle_seconds: float = 8.0

@@ -17,11 +17,12 @@ from meshnet.topology import DeployedModel, Node, Shard, Topology
 from services.tracker import placement
 from services.tracker.directives import Ledger
 from services.tracker.effects import Effects, Note, Settings
+from services.tracker.news import CoverageNews, shortfall_news
 from services.tracker.placement import Plan
 from services.tracker.registry import MAX_MODEL_BYTES, Member, Registry
 from services.tracker.remembered import AssignmentLog, Remembered, Save, SaveModel, SaveUndeployed
 from services.tracker.settling import Settling
-from services.tracker.view import described, published, settled
+from services.tracker.view import described, layers_of, published, settled
 
 
 class Mesh:
@@ -40,7 +41,7 @@ class Mesh:
         `remembered` is the saved state."""
         remembered = remembered or Remembered()
         self.settings = settings
-        self.registry = Registry(settings.lease_seconds)
+        self.registry = Registry(settings.lease_seconds, settings.suspect_seconds)
         self.ledger = Ledger(new_id)
         self.plan = Plan()
         self._models: dict[str, DeployedModel] = dict(remembered.models)
@@ -54,7 +55,7 @@ class Mesh:
         self._refused: dict[str, int] = {}
         self._stuck: set[tuple[str, str]] = set()
         self._reported_at: dict[str, float] = {}
-        self._covered: set[str] = set()
+        self._coverage_news = CoverageNews()
         self._notes: list[Note] = []
         self._saves: list[Save] = []
         for model in self._models.values():
@@ -95,7 +96,7 @@ class Mesh:
         """Renews the lease. Raises Unregistered, or InvalidRequest for shards that the node cannot have."""
         member = self.registry.member(node_id, incarnation)
         self.registry.check_shards(member, shards)
-        self.registry.renew(member, now)
+        was_suspect = self._heard(member, now)
         before = member.node.shards
         reported_at = self._reported_at.get(node_id)
         just_reported = reported_at is not None and now - reported_at < self.settings.stale_seconds
@@ -104,7 +105,7 @@ class Mesh:
         member.node = replace(
             member.node, num_sessions=num_sessions, resident_bytes=resident_bytes, kv_tokens_free=kv_tokens_free
         )
-        if _layers_of(before) == _layers_of(member.node.shards):
+        if not was_suspect and layers_of(before) == layers_of(member.node.shards):
             # Counters alone wait for the next tick, unless they tell what a shard that came or went has changed.
             return self._publish(now) if just_reported else Effects()
         return self._replan(now)
@@ -131,12 +132,12 @@ class Mesh:
         directive = self.ledger.report(
             node_id, directive_id, state, bytes_done=bytes_done, bytes_total=bytes_total, failure=failure
         )
-        self.registry.renew(member, now)
+        was_suspect = self._heard(member, now)
         if not was_open:
-            return Effects()  # The node sent its last report again.
+            return self._replan(now) if was_suspect else Effects()  # The node sent its last report again.
         if not directive.state.is_final:
             self.registry.set_shards(member, shards)
-            return self._publish(now)
+            return self._replan(now) if was_suspect else self._publish(now)
         self._reported_at[node_id] = now
         self.registry.set_shards(member, settled(shards, directive))
         self._finish(member, directive)
@@ -150,12 +151,15 @@ class Mesh:
         return self._replan(now)
 
     def tick(self, now: float) -> Effects:
-        """Call about once a second: forgets lost nodes, publishes counters, ends the pause after a restart."""
+        """Call about once a second: marks suspect nodes, forgets lost ones, publishes counters, ends a pause."""
         lost = self.registry.expire(now)
         for node_id in lost:
             self._forget(node_id, "the node was lost")
             silence = f"nothing heard from it for {self.settings.lease_seconds:g} s"
             self._note(f"node {node_id} lost: {silence}", logging.WARNING)
+        for node_id in self.registry.suspect(now):
+            silence = f"nothing heard from it for {self.settings.suspect_seconds:g} s"
+            self._note(f"node {node_id} is suspect: {silence}", logging.WARNING)
         return self._replan(now) if lost or self._settling.is_due(now) else self._publish(now)
 
     # Models
@@ -206,6 +210,12 @@ class Mesh:
             self._saves.append(SaveModel(model))
             self._note(f"model {model_id} deployed: KV cache room for {model.kv_tokens} tokens, priority {priority}")
 
+    def _heard(self, member: Member, now: float) -> bool:
+        was_suspect = self.registry.renew(member, now)
+        if was_suspect:
+            self._note(f"node {member.node.node_id} is heard again")
+        return was_suspect
+
     def _is_held(self, model_id: str) -> bool:
         return any(shard.model_id == model_id for node in self._view().values() for shard in node.shards)
 
@@ -249,7 +259,7 @@ class Mesh:
             stuck=self._stuck,
             policy=self.settings.policy,
         )
-        self._note_shortfalls(before)
+        self._notes += shortfall_news(self._models, before, self.plan)
         if self.plan.drafts:
             self._plan_version += 1
         issued = self.ledger.issue(self.plan.drafts, self._plan_version)
@@ -264,7 +274,7 @@ class Mesh:
         if changed:
             self._saves += self._assignments.note(self.topology.nodes, nodes)
             self.topology = Topology(self.topology.version + 1, nodes, dict(self._models))
-            self._note_coverage()
+            self._notes += self._coverage_news.of(self.topology)
         if not self._settling.pauses(now):
             self._saves += self._assignments.forget_all_but(nodes)
         notes, self._notes = tuple(self._notes), []
@@ -276,22 +286,3 @@ class Mesh:
 
     def _note(self, text: str, level: int = logging.INFO) -> None:
         self._notes.append(Note(text, level))
-
-    def _note_shortfalls(self, before: dict[str, str]) -> None:
-        for model_id in self._models:
-            text = self.plan.shortfall(model_id)
-            if text and text != before[model_id]:
-                self._note(f"model {model_id} cannot be placed: {text}", logging.WARNING)
-
-    def _note_coverage(self) -> None:
-        covered = {model_id for model_id in self._models if self.topology.coverage(model_id).complete}
-        for model_id in sorted(covered - self._covered):
-            self._note(f"model {model_id} covered: every layer is served")
-        for model_id in sorted((self._covered - covered) & self._models.keys()):
-            missing = ", ".join(map(str, self.topology.coverage(model_id).missing))
-            self._note(f"model {model_id} uncovered: layers {missing} are not served", logging.WARNING)
-        self._covered = covered
-
-
-def _layers_of(shards: Sequence[Shard]) -> list[tuple[object, ...]]:
-    return [(shard.model_id, shard.layers, shard.quantization, shard.state) for shard in shards]

@@ -19,12 +19,13 @@ MAX_SHARDS = 4096
 
 @dataclass(slots=True)
 class Member:
-    """A node within its lease. `node.available_models` holds what it has files of, whatever the revision."""
+    """A node within its lease, last heard of at `heard_at`. `node.available_models` holds what it has files of,
+    whatever the revision; `node.alive` is false while the node is suspect."""
 
     node: Node
     incarnation: str
     manifests: dict[str, ModelManifest]
-    expires_at: float
+    heard_at: float
     superseded: deque[str] = field(default_factory=lambda: deque(maxlen=16))
 
 
@@ -39,8 +40,11 @@ class Registered:
 
 
 class Registry:
-    def __init__(self, lease_seconds: float) -> None:
+    """A node is suspect after `suspect_seconds` of silence, and lost after `lease_seconds`."""
+
+    def __init__(self, lease_seconds: float, suspect_seconds: float) -> None:
         self.lease_seconds = lease_seconds
+        self.suspect_seconds = suspect_seconds
         self._members: dict[str, Member] = {}
         self._known: dict[str, ModelManifest] = {}
         self._pinned: set[str] = set()
@@ -74,7 +78,7 @@ class Registry:
         if old and incarnation in old.superseded:
             raise Unregistered(f"node {node.node_id} has been replaced by a newer process with the same id")
         node = replace(node, available_models=frozenset(by_id), alive=True)
-        member = Member(node, incarnation, by_id, now + self.lease_seconds)
+        member = Member(node, incarnation, by_id, now)
         restarted = old is not None and old.incarnation != incarnation
         if old is not None:
             member.superseded.extend(old.superseded)
@@ -94,8 +98,12 @@ class Registry:
             raise Unregistered(f"node {node_id} is registered as another process: register again")
         return member
 
-    def renew(self, member: Member, now: float) -> None:
-        member.expires_at = now + self.lease_seconds
+    def renew(self, member: Member, now: float) -> bool:
+        """The node was heard of. Returns whether it was suspect until now."""
+        was_suspect = not member.node.alive
+        member.heard_at = now
+        member.node = replace(member.node, alive=True)
+        return was_suspect
 
     def set_shards(self, member: Member, shards: Sequence[Shard]) -> None:
         """Raises InvalidRequest, and changes nothing, for shards that the node cannot have."""
@@ -113,16 +121,25 @@ class Registry:
 
     def expire(self, now: float) -> list[str]:
         """Forgets the nodes that were not heard from for a lease, and returns their ids."""
-        lost = sorted(node_id for node_id, member in self._members.items() if member.expires_at <= now)
+        lost = sorted(
+            node_id for node_id, member in self._members.items() if member.heard_at + self.lease_seconds <= now
+        )
         for node_id in lost:
             del self._members[node_id]
         self._learn()
         return lost
 
+    def suspect(self, now: float) -> list[str]:
+        """Marks the nodes whose heartbeats are overdue, and returns the ids of those that were not marked before."""
+        overdue = [m for m in self._members.values() if m.node.alive and m.heard_at + self.suspect_seconds <= now]
+        for member in overdue:
+            member.node = replace(member.node, alive=False)
+        return sorted(member.node.node_id for member in overdue)
+
     def extend_leases(self, now: float) -> None:
         """For a tracker that was itself away: nobody could have been heard."""
         for member in self._members.values():
-            member.expires_at = max(member.expires_at, now + self.lease_seconds)
+            member.heard_at = max(member.heard_at, now)
 
     def nodes(self) -> dict[str, Node]:
         """By id. `available_models` are those of which the node has the revision that the mesh serves."""

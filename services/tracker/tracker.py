@@ -27,6 +27,7 @@ class Tracker:
         self.changes = Changes()
         settings = Settings(
             lease_seconds=config.lease_seconds,
+            suspect_seconds=config.suspect_after_seconds,
             auto_deploy=config.deploy,
             auto_kv_tokens=config.kv_tokens,
             settle_seconds=config.settle_seconds,
@@ -57,7 +58,7 @@ class Tracker:
         while True:
             await asyncio.sleep(self.config.tick_seconds)
             now = self.now()
-            if now - last > self.config.tick_seconds + self.config.lease_seconds / 2:
+            if now - last > self.config.tick_seconds + self.config.suspect_after_seconds / 2:
                 log.warning("the tracker was away for %.1f s: all leases are extended", now - last)
                 self.mesh.registry.extend_leases(now)
             last = now

@@ -95,6 +95,11 @@ def described(node: Node, manifests: Sequence[ModelManifest]) -> str:
     return f"{kind} at {node.forward_address}, {format_size(node.vram_bytes)} at {node.quantization}, files of {models}"
 
 
+def layers_of(shards: Sequence[Shard]) -> list[tuple[object, ...]]:
+    """What matters of a node's shards for a plan: not how far a load has come."""
+    return [(shard.model_id, shard.layers, shard.quantization, shard.state) for shard in shards]
+
+
 def _part(shard: Shard, layers: LayerRange) -> Shard:
     share = len(layers) / len(shard.layers)
     if share == 1:

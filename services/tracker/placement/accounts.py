@@ -23,7 +23,8 @@ class Account:
     """One node. A node runs its directives in order, so an open DROP frees room for a LOAD issued after it.
 
     `held`: bytes by model and layer of all that the node holds or will hold. `ready`: layers by model that serve now
-    and that no open directive drops. `capacity` is in bytes, workspace included.
+    and that no open directive drops. `capacity` is in bytes, workspace included. A node that is not alive gets nothing
+    new and gives nothing up: it keeps what it holds until it is heard again or lost.
     """
 
     def __init__(self, node: Node, capacity: int, policy: Policy) -> None:
@@ -44,7 +45,8 @@ class Account:
     @property
     def free(self) -> int:
         """Bytes to give; negative if the node holds more than it should."""
-        return self.capacity - self.used
+        free = self.capacity - self.used
+        return free if self.node.alive else min(0, free)
 
     def layers(self, model_id: str) -> Collection[int]:
         return self.held.get(model_id, {}).keys()

@@ -65,6 +65,6 @@ def _clear(
 
 
 def _is_served_by_real_nodes(accounts: Sequence[Account], model: DeployedModel) -> bool:
-    pool = [account for account in pool_of(accounts, model.model_id) if not account.node.stub]
+    pool = [account for account in pool_of(accounts, model.model_id) if account.node.alive and not account.node.stub]
     ready = {layer for account in pool for layer in account.ready.get(model.model_id, ())}
     return ready.issuperset(model.manifest.all_layers.layers)
