@@ -134,6 +134,7 @@ def node_to_proto(node: Node) -> common_pb2.Node:
         software_version=node.software_version,
         device=node.device,
         alive=node.alive,
+        draining=node.draining,
     )
 
 
@@ -154,6 +155,7 @@ def node_from_proto(message: common_pb2.Node) -> Node:
         software_version=message.software_version,
         device=message.device,
         alive=message.alive,
+        draining=message.draining,
     )
 
 

@@ -88,7 +88,7 @@ class Shard(_message.Message):
     def __init__(self, model_id: _Optional[str] = ..., layers: _Optional[_Union[LayerRange, _Mapping]] = ..., quantization: _Optional[_Union[Quantization, str]] = ..., state: _Optional[_Union[ShardState, str]] = ..., bytes_done: _Optional[int] = ..., bytes_total: _Optional[int] = ...) -> None: ...
 
 class Node(_message.Message):
-    __slots__ = ("node_id", "forward_address", "grpc_address", "stub", "tracker_node", "vram_bytes", "quantization", "shards", "available_models", "num_sessions", "resident_bytes", "software_version", "device", "alive", "kv_tokens_free")
+    __slots__ = ("node_id", "forward_address", "grpc_address", "stub", "tracker_node", "vram_bytes", "quantization", "shards", "available_models", "num_sessions", "resident_bytes", "software_version", "device", "alive", "kv_tokens_free", "draining")
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     FORWARD_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     GRPC_ADDRESS_FIELD_NUMBER: _ClassVar[int]
@@ -104,6 +104,7 @@ class Node(_message.Message):
     DEVICE_FIELD_NUMBER: _ClassVar[int]
     ALIVE_FIELD_NUMBER: _ClassVar[int]
     KV_TOKENS_FREE_FIELD_NUMBER: _ClassVar[int]
+    DRAINING_FIELD_NUMBER: _ClassVar[int]
     node_id: str
     forward_address: str
     grpc_address: str
@@ -119,7 +120,8 @@ class Node(_message.Message):
     device: str
     alive: bool
     kv_tokens_free: int
-    def __init__(self, node_id: _Optional[str] = ..., forward_address: _Optional[str] = ..., grpc_address: _Optional[str] = ..., stub: _Optional[bool] = ..., tracker_node: _Optional[bool] = ..., vram_bytes: _Optional[int] = ..., quantization: _Optional[_Union[Quantization, str]] = ..., shards: _Optional[_Iterable[_Union[Shard, _Mapping]]] = ..., available_models: _Optional[_Iterable[str]] = ..., num_sessions: _Optional[int] = ..., resident_bytes: _Optional[int] = ..., software_version: _Optional[str] = ..., device: _Optional[str] = ..., alive: _Optional[bool] = ..., kv_tokens_free: _Optional[int] = ...) -> None: ...
+    draining: bool
+    def __init__(self, node_id: _Optional[str] = ..., forward_address: _Optional[str] = ..., grpc_address: _Optional[str] = ..., stub: _Optional[bool] = ..., tracker_node: _Optional[bool] = ..., vram_bytes: _Optional[int] = ..., quantization: _Optional[_Union[Quantization, str]] = ..., shards: _Optional[_Iterable[_Union[Shard, _Mapping]]] = ..., available_models: _Optional[_Iterable[str]] = ..., num_sessions: _Optional[int] = ..., resident_bytes: _Optional[int] = ..., software_version: _Optional[str] = ..., device: _Optional[str] = ..., alive: _Optional[bool] = ..., kv_tokens_free: _Optional[int] = ..., draining: _Optional[bool] = ...) -> None: ...
 
 class DeployedModel(_message.Message):
     __slots__ = ("manifest", "kv_tokens", "priority")

@@ -19,8 +19,8 @@ def deployed_model(topology: Topology, model_id: str) -> DeployedModel:
 
 
 def pick_entry(topology: Topology, model_id: str, turn: int, avoid: Collection[str] = ()) -> Node | None:
-    """The entry node with a whole route and the fewest sessions; between equals they take turns. A suspect one only if
-    there is no other.
+    """The entry node with a whole route and the fewest sessions; between equals they take turns. A suspect or draining
+    one only if there is no other.
 
     None if `avoid` leaves no entry node to try. Raises MissingLayers if the model has no whole route.
     """
@@ -28,7 +28,8 @@ def pick_entry(topology: Topology, model_id: str, turn: int, avoid: Collection[s
     if not routed:
         raise MissingLayers(model_id, topology.coverage(model_id).missing)
     offered = [node for node in routed if node.node_id not in avoid]
-    allowed = [node for node in offered if node.alive] or offered
+    alive = [node for node in offered if node.alive] or offered
+    allowed = [node for node in alive if not node.draining] or alive
     fewest = min((node.num_sessions for node in allowed), default=0)
     equals = [node for node in allowed if node.num_sessions == fewest]
     return equals[turn % len(equals)] if equals else None

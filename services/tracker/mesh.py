@@ -9,18 +9,19 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from meshnet.directive import Directive, DirectiveKind, DirectiveState
+from meshnet.directive import Directive, DirectiveState
 from meshnet.errors import InvalidRequest, UnknownModel
 from meshnet.model import ModelManifest
 from meshnet.sizes import format_size
 from meshnet.topology import DeployedModel, Node, Shard, Topology
 from services.tracker import placement
+from services.tracker.beliefs import Beliefs
 from services.tracker.directives import Ledger
 from services.tracker.effects import Effects, Note, Settings
 from services.tracker.news import CoverageNews, shortfall_news
 from services.tracker.placement import Plan
 from services.tracker.registry import MAX_MODEL_BYTES, Member, Registry
-from services.tracker.remembered import AssignmentLog, Remembered, Save, SaveModel, SaveUndeployed
+from services.tracker.remembered import NodeLog, Remembered, Save, SaveModel, SaveUndeployed
 from services.tracker.settling import Settling
 from services.tracker.view import described, layers_of, published, settled
 
@@ -50,10 +51,10 @@ class Mesh:
         self._to_deploy = set(settings.auto_deploy) - self._models.keys() - remembered.undeployed
         holders = [node_id for node_id, assignments in remembered.nodes.items() if assignments]
         self._settling = Settling(now, settings.settle_seconds, holders)
-        self._assignments = AssignmentLog(remembered.nodes)
+        self._node_log = NodeLog(remembered)
+        self.registry.draining.update(remembered.draining)
         self._plan_version = 0
-        self._refused: dict[str, int] = {}
-        self._stuck: set[tuple[str, str]] = set()
+        self._beliefs = Beliefs()
         self._reported_at: dict[str, float] = {}
         self._coverage_news = CoverageNews()
         self._notes: list[Note] = []
@@ -162,6 +163,22 @@ class Mesh:
             self._note(f"node {node_id} is suspect: {silence}", logging.WARNING)
         return self._replan(now) if lost or self._settling.is_due(now) else self._publish(now)
 
+    def drain(self, node_id: str, now: float, *, cancel: bool = False) -> Effects:
+        """Gives a node no more layers, and drops its own as soon as others serve them; or ends that.
+
+        It ends by itself when the node leaves, is lost or is restarted. Raises Unregistered for a node not here.
+        """
+        self.registry.set_draining(node_id, not cancel)
+        self._note(f"node {node_id} {'is no longer drained' if cancel else 'is drained'}")
+        return self._replan(now)
+
+    def evict(self, node_id: str, now: float) -> Effects:
+        """Forgets a node, whose process is not taken back. Raises Unregistered for a node not here."""
+        self.registry.evict(node_id)
+        self._forget(node_id, "the node was evicted")
+        self._note(f"node {node_id} evicted: it may come back as a new process", logging.WARNING)
+        return self._replan(now)
+
     # Models
 
     def deploy(self, model_id: str, kv_tokens: int, priority: int, now: float) -> Effects:
@@ -221,9 +238,9 @@ class Mesh:
 
     def _forget(self, node_id: str, why: str) -> None:
         self.ledger.fail_node(node_id, why)
-        self._refused.pop(node_id, None)
+        self.registry.draining.discard(node_id)
+        self._beliefs.forget(node_id)
         self._reported_at.pop(node_id, None)
-        self._stuck = {(held_by, model_id) for held_by, model_id in self._stuck if held_by != node_id}
 
     def _finish(self, member: Member, directive: Directive) -> None:
         what = f"{directive.kind} {directive.model_id} {directive.layers} on {directive.node_id}"
@@ -231,18 +248,11 @@ class Mesh:
             self._note(f"directive finished: {what} is {directive.state} ({directive.reason})")
             return
         self._note(f"directive failed: {what}: {directive.failure or 'no reason given'}", logging.WARNING)
-        node_id = directive.node_id
-        if directive.kind is DirectiveKind.DROP_SHARD:
-            self._stuck.add((node_id, directive.model_id))
-            return
-        node = self.registry.nodes()[node_id]
-        if node.layers(directive.model_id).issuperset(directive.layers.layers):
-            return  # It was loaded already; that says nothing about memory.
-        believed = placement.believed_bytes(
-            node, self._models.values(), self.ledger.open(node_id), directive, self.settings.policy
-        )
-        self._refused[node_id] = min(believed, self._refused.get(node_id, believed))
-        self._note(f"node {node_id} is now believed to hold {format_size(self._refused[node_id])}", logging.WARNING)
+        node = self.registry.nodes()[directive.node_id]
+        open_directives = self.ledger.open(node.node_id)
+        believed = self._beliefs.learn(directive, node, self._models.values(), open_directives, self.settings.policy)
+        if believed is not None:
+            self._note(f"node {node.node_id} is now believed to hold {format_size(believed)}", logging.WARNING)
 
     def _replan(self, now: float) -> Effects:
         """One plan at a time: it is made and booked before the next change is looked at."""
@@ -255,8 +265,8 @@ class Mesh:
             nodes,
             self._models.values(),
             self.ledger.open(),
-            refused=self._refused,
-            stuck=self._stuck,
+            refused=self._beliefs.refused,
+            stuck=self._beliefs.stuck,
             policy=self.settings.policy,
         )
         self._notes += shortfall_news(self._models, before, self.plan)
@@ -272,11 +282,12 @@ class Mesh:
         nodes = self._view()
         changed = nodes != self.topology.nodes or self._models != self.topology.models
         if changed:
-            self._saves += self._assignments.note(self.topology.nodes, nodes)
+            self._saves += self._node_log.note(self.topology.nodes, nodes)
             self.topology = Topology(self.topology.version + 1, nodes, dict(self._models))
             self._notes += self._coverage_news.of(self.topology)
         if not self._settling.pauses(now):
-            self._saves += self._assignments.forget_all_but(nodes)
+            self._saves += self._node_log.forget_all_but(nodes)
+            self.registry.draining &= nodes.keys()
         notes, self._notes = tuple(self._notes), []
         saves, self._saves = tuple(self._saves), []
         return Effects(topology_changed=changed, notes=notes, saves=saves)

@@ -15,6 +15,7 @@ from meshnet.topology import Node, Shard, check_node_id
 MAX_LAYERS = 4096
 MAX_MODEL_BYTES = 2**50
 MAX_SHARDS = 4096
+MAX_EVICTED = 1000
 
 
 @dataclass(slots=True)
@@ -48,6 +49,8 @@ class Registry:
         self._members: dict[str, Member] = {}
         self._known: dict[str, ModelManifest] = {}
         self._pinned: set[str] = set()
+        self._evicted: dict[str, str] = {}
+        self.draining: set[str] = set()
 
     @property
     def manifests(self) -> dict[str, ModelManifest]:
@@ -75,6 +78,8 @@ class Registry:
             _check_manifest(manifest)
         _check_shards(node.node_id, node.shards, by_id)
         old = self._members.get(node.node_id)
+        if self._evicted.get(node.node_id) == incarnation:
+            raise InvalidRequest(f"node {node.node_id} was evicted from this mesh: start it again to let it back in")
         if old and incarnation in old.superseded:
             raise Unregistered(f"node {node.node_id} has been replaced by a newer process with the same id")
         node = replace(node, available_models=frozenset(by_id), alive=True)
@@ -119,6 +124,20 @@ class Registry:
         del self._members[node_id]
         self._learn()
 
+    def evict(self, node_id: str) -> None:
+        """Forgets the node, and refuses its process from now on. Raises Unregistered."""
+        self._evicted.pop(node_id, None)
+        self._evicted[node_id] = self._here(node_id).incarnation
+        if len(self._evicted) > MAX_EVICTED:
+            del self._evicted[next(iter(self._evicted))]
+        del self._members[node_id]
+        self._learn()
+
+    def set_draining(self, node_id: str, draining: bool) -> None:
+        """Raises Unregistered."""
+        self._here(node_id)
+        self.draining = self.draining | {node_id} if draining else self.draining - {node_id}
+
     def expire(self, now: float) -> list[str]:
         """Forgets the nodes that were not heard from for a lease, and returns their ids."""
         lost = sorted(
@@ -149,9 +168,15 @@ class Registry:
         """Nodes that have the model's files at the revision that the mesh serves."""
         return tuple(node_id for node_id, node in self.nodes().items() if model_id in node.available_models)
 
+    def _here(self, node_id: str) -> Member:
+        if node_id not in self._members:
+            here = ", ".join(sorted(self._members)) or "none"
+            raise Unregistered(f"node {node_id!r} is not registered; nodes: {here}")
+        return self._members[node_id]
+
     def _as_available(self, member: Member) -> Node:
         same = (m.model_id for m in member.manifests.values() if self._is_known(m))
-        return replace(member.node, available_models=frozenset(same))
+        return replace(member.node, available_models=frozenset(same), draining=member.node.node_id in self.draining)
 
     def _is_known(self, manifest: ModelManifest) -> bool:
         known = self._known[manifest.model_id]

@@ -22,11 +22,13 @@ Assignments = tuple[Assignment, ...]
 
 @dataclass(frozen=True, slots=True)
 class Remembered:
-    """The state of an earlier run: deployed models by id, models that were undeployed, assignments by node id."""
+    """The state of an earlier run: deployed models by id, models that were undeployed, assignments by node id, and
+    nodes that were being drained."""
 
     models: Mapping[str, DeployedModel] = field(default_factory=dict)
     undeployed: frozenset[str] = frozenset()
     nodes: Mapping[str, Assignments] = field(default_factory=dict)
+    draining: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +47,7 @@ class SaveNode:
 
     node_id: str
     assignments: Assignments
+    draining: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,15 +65,18 @@ def subject(save: Save) -> tuple[str, str]:
             return "model", model.model_id
         case SaveUndeployed(model_id):
             return "model", model_id
-        case SaveNode(node_id, _) | ForgetNode(node_id):
+        case SaveNode(node_id) | ForgetNode(node_id):
             return "node", node_id
 
 
-class AssignmentLog:
-    """Which assignments have been asked to be saved, so that only changes are saved again."""
+class NodeLog:
+    """What has been asked to be saved of nodes, so that only changes are saved again."""
 
-    def __init__(self, nodes: Mapping[str, Assignments]) -> None:
-        self._saved = dict(nodes)
+    def __init__(self, remembered: Remembered) -> None:
+        self._saved = {
+            node_id: SaveNode(node_id, assignments, node_id in remembered.draining)
+            for node_id, assignments in remembered.nodes.items()
+        }
 
     def note(self, before: Mapping[str, Node], after: Mapping[str, Node]) -> list[Save]:
         """Looks at the nodes that differ between two snapshots; load progress alone is no change."""
@@ -78,10 +84,10 @@ class AssignmentLog:
         for node_id, node in after.items():
             if node == before.get(node_id):
                 continue
-            assignments = assignments_of(node)
-            if self._saved.get(node_id) != assignments:
-                self._saved[node_id] = assignments
-                saves.append(SaveNode(node_id, assignments))
+            save = SaveNode(node_id, assignments_of(node), node.draining)
+            if self._saved.get(node_id) != save:
+                self._saved[node_id] = save
+                saves.append(save)
         return saves
 
     def forget_all_but(self, nodes: Mapping[str, Node]) -> list[Save]:

@@ -188,6 +188,29 @@ class AdminServicer(admin_pb2_grpc.AdminServicer):
         directives = self._mesh.ledger.all(request.node_id or None)
         return admin_pb2.ListDirectivesResponse(directives=[convert.directive_to_proto(d) for d in directives])
 
+    @translates_errors
+    async def DrainNode(  # noqa: N802
+        self, request: admin_pb2.DrainNodeRequest, context: Context
+    ) -> admin_pb2.DrainNodeResponse:
+        effects = self._mesh.drain(request.node_id, self._tracker.now(), cancel=request.cancel)
+        self._tracker.apply(effects)
+        answer = admin_pb2.DrainNodeResponse(
+            node=convert.node_to_proto(self._mesh.topology.nodes[request.node_id]),
+            directives=[convert.directive_to_proto(directive) for directive in effects.directives],
+            shortfalls=[shortfall.text for shortfall in self._mesh.plan.shortfalls],
+        )
+        await self._tracker.saver.flush()
+        return answer
+
+    @translates_errors
+    async def EvictNode(  # noqa: N802
+        self, request: admin_pb2.EvictNodeRequest, context: Context
+    ) -> admin_pb2.EvictNodeResponse:
+        effects = self._mesh.evict(request.node_id, self._tracker.now())
+        self._tracker.apply(effects)
+        await self._tracker.saver.flush()
+        return admin_pb2.EvictNodeResponse(directives=[convert.directive_to_proto(d) for d in effects.directives])
+
     def _asked(self, model_id: str) -> list[str]:
         """The one model, or all deployed ones. Raises UnknownModel."""
         return [self._mesh.deployed(model_id).model_id] if model_id else sorted(self._mesh.topology.models)

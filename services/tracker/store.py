@@ -35,7 +35,7 @@ CREATE TABLE model (
     model_id TEXT PRIMARY KEY,
     deployed TEXT  -- meshnet.v1.DeployedModel as JSON; NULL: undeployed, and to stay so
 ) STRICT;
-CREATE TABLE node (node_id TEXT PRIMARY KEY) STRICT;
+CREATE TABLE node (node_id TEXT PRIMARY KEY, draining INTEGER NOT NULL) STRICT;
 CREATE TABLE assignment (
     node_id TEXT NOT NULL REFERENCES node ON DELETE CASCADE,
     model_id TEXT NOT NULL,
@@ -74,10 +74,12 @@ class MemoryStore:
 
     def __init__(self) -> None:
         self._models: dict[str, DeployedModel | None] = {}
-        self._nodes: dict[str, Assignments] = {}
+        self._nodes: dict[str, SaveNode] = {}
 
     def load(self) -> Remembered:
-        return _remembered(self._models, self._nodes)
+        assignments = {node_id: node.assignments for node_id, node in self._nodes.items()}
+        draining = (node_id for node_id, node in self._nodes.items() if node.draining)
+        return _remembered(self._models, assignments, draining)
 
     def save(self, saves: Sequence[Save]) -> None:
         for save in saves:
@@ -86,8 +88,8 @@ class MemoryStore:
                     self._models[model.model_id] = model
                 case SaveUndeployed(model_id):
                     self._models[model_id] = None
-                case SaveNode(node_id, assignments):
-                    self._nodes[node_id] = assignments
+                case SaveNode(node_id):
+                    self._nodes[node_id] = save
                 case ForgetNode(node_id):
                     self._nodes.pop(node_id, None)
 
@@ -114,10 +116,9 @@ class SqliteStore:
             with self._explained("read"):
                 models = dict(self._models())
                 rows = self._db.execute("SELECT node_id, model_id, start_layer, end_layer FROM assignment").fetchall()
-                nodes: dict[str, Assignments] = {
-                    node_id: () for (node_id,) in self._db.execute("SELECT node_id FROM node")
-                }
-            return _remembered(models, _by_node(nodes, rows))
+                drained = dict(self._db.execute("SELECT node_id, draining FROM node").fetchall())
+            draining = (node_id for node_id in drained if drained[node_id])
+            return _remembered(models, _by_node(drained, rows), draining)
         except (json_format.ParseError, InvalidRequest, KeyError, TypeError) as error:
             raise StoreFailed(f"{self._path} is damaged: {error}") from error
 
@@ -168,8 +169,9 @@ class SqliteStore:
                 self._db.execute("INSERT OR REPLACE INTO model VALUES (?, NULL)", (model_id,))
             case ForgetNode(node_id):
                 self._db.execute("DELETE FROM node WHERE node_id = ?", (node_id,))
-            case SaveNode(node_id, assignments):
-                self._db.execute("INSERT OR IGNORE INTO node VALUES (?)", (node_id,))
+            case SaveNode(node_id, assignments, draining):
+                text = "INSERT INTO node VALUES (?, ?) ON CONFLICT DO UPDATE SET draining = excluded.draining"
+                self._db.execute(text, (node_id, int(draining)))
                 self._db.execute("DELETE FROM assignment WHERE node_id = ?", (node_id,))
                 rows = [(node_id, a.model_id, a.layers.start, a.layers.end) for a in assignments]
                 self._db.executemany("INSERT OR REPLACE INTO assignment VALUES (?, ?, ?, ?)", rows)
@@ -183,15 +185,20 @@ class SqliteStore:
             raise StoreFailed(f"the state file {self._path} cannot be {what}: {why}") from error
 
 
-def _remembered(models: dict[str, DeployedModel | None], nodes: dict[str, Assignments]) -> Remembered:
+def _remembered(
+    models: dict[str, DeployedModel | None], nodes: dict[str, Assignments], draining: Iterable[str]
+) -> Remembered:
     return Remembered(
         models={model_id: model for model_id, model in models.items() if model is not None},
         undeployed=frozenset(model_id for model_id, model in models.items() if model is None),
-        nodes=dict(nodes),
+        nodes=nodes,
+        draining=frozenset(draining),
     )
 
 
-def _by_node(nodes: dict[str, Assignments], rows: Iterable[tuple[str, str, int, int]]) -> dict[str, Assignments]:
+def _by_node(node_ids: Iterable[str], rows: Iterable[tuple[str, str, int, int]]) -> dict[str, Assignments]:
+    """Raises KeyError for a row of another node, InvalidRequest for layers that are none."""
+    nodes: dict[str, list[Assignment]] = {node_id: [] for node_id in node_ids}
     for node_id, model_id, start, end in rows:
-        nodes[node_id] = (*nodes[node_id], Assignment(model_id, LayerRange(start, end)))
+        nodes[node_id].append(Assignment(model_id, LayerRange(start, end)))
     return {node_id: tuple(sorted(assignments)) for node_id, assignments in nodes.items()}

@@ -54,6 +54,14 @@ def test_a_suspect_entry_node_still_has_its_route() -> None:
     assert route(mesh, "m", "s") == ["s:0-6", "b:6-12"]
 
 
+def test_a_draining_node_is_passed_by_if_that_costs_no_hop() -> None:
+    draining = replace(node("b", (6, 12)), draining=True)
+    mesh = topology(node("a", (0, 6)), draining, node("c", (6, 12), sessions=900))
+    assert route(mesh, "m", "a") == ["a:0-6", "c:6-12"]
+    longer = topology(node("a", (0, 6)), draining, node("c", (6, 9)), node("d", (9, 12)))
+    assert route(longer, "m", "a") == ["a:0-6", "b:6-12"]
+
+
 def test_a_node_can_be_visited_twice() -> None:
     mesh = topology(node("a", (0, 4), (8, 12)), node("b", (4, 8)))
     assert route(mesh, "m", "a") == ["a:0-4", "b:4-8", "a:8-12"]

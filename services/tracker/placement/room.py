@@ -15,7 +15,7 @@ Rights = dict[str, set[tuple[str, int]]]
 class Replicas:
     """How often each layer is served now, among real nodes and among stub nodes (a stub replaces nothing real).
 
-    What a node that is not alive holds may be gone any moment: it makes no other replica redundant.
+    What a suspect or draining node holds may be gone any moment: it makes no other replica redundant.
     """
 
     def __init__(self, accounts: Iterable[Account], stuck: Collection[tuple[str, str]]) -> None:
@@ -24,7 +24,7 @@ class Replicas:
         self._count = Counter(
             (account.node.stub, model_id, layer)
             for account in self._accounts
-            if account.node.alive
+            if not account.closed
             for model_id, layers in account.ready.items()
             for layer in layers
         )
@@ -34,7 +34,7 @@ class Replicas:
         return {
             (model_id, layer)
             for model_id, layers in account.ready.items()
-            if account.node.alive and (account.node_id, model_id) not in self._stuck
+            if not account.closed and (account.node_id, model_id) not in self._stuck
             for layer in layers
             if self._count[account.node.stub, model_id, layer] > 1
         }

@@ -38,8 +38,10 @@ def test_a_new_store_remembers_nothing(store: Store) -> None:
 
 def test_models_and_assignments_come_back(store: Store) -> None:
     model = deployed(kv_tokens=64, priority=-3)
-    store.save([SaveModel(model), SaveNode("n1", (FIRST, LAST)), SaveNode("n2", ())])
-    assert store.load() == Remembered({"m": model}, frozenset(), {"n1": (FIRST, LAST), "n2": ()})
+    store.save([SaveModel(model), SaveNode("n1", (FIRST, LAST)), SaveNode("n2", (), draining=True)])
+    assert store.load() == Remembered({"m": model}, frozenset(), {"n1": (FIRST, LAST), "n2": ()}, frozenset({"n2"}))
+    store.save([SaveNode("n2", (LAST,))])
+    assert store.load().draining == frozenset()
 
 
 def test_later_changes_replace_earlier_ones(store: Store) -> None:
