@@ -175,6 +175,7 @@ def node_to_proto(node: Node) -> common_pb2.Node:
         device=node.device,
         alive=node.alive,
         probes=[probe_to_proto(probe) for probe in node.probes],
+        draining=node.draining,
     )
 
 
@@ -196,6 +197,7 @@ def node_from_proto(message: common_pb2.Node) -> Node:
         device=message.device,
         alive=message.alive,
         probes=tuple(probe_from_proto(probe) for probe in message.probes),
+        draining=message.draining,
     )
 
 

@@ -17,9 +17,16 @@ from meshnet.topology import Hop, Node, Topology
 HopCost = Callable[[Node, LayerRange], float]
 
 
+# More than any route of nodes that are alive can cost, so that a suspect node is passed only where no other serves.
+SUSPECT_COST = 10_000.0
+# Work should leave a draining node, but not at the price of another hop.
+DRAINING_COST = 0.5
+
+
 def hop_cost(node: Node, layers: LayerRange) -> float:
-    """Few hops first; between equals the node with fewer sessions."""
-    return 1.0 + min(node.num_sessions, 1000) * 1e-4
+    """Nodes that are alive first, then few hops; between equals none that drains, and the one with fewer sessions."""
+    cost = 1.0 + min(node.num_sessions, 1000) * 1e-4
+    return cost + (0.0 if node.alive else SUSPECT_COST) + (DRAINING_COST if node.draining else 0.0)
 
 
 def find_route(

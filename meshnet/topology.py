@@ -34,7 +34,11 @@ class Shard:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A node as it describes itself. Addresses are `host:port`; `vram_bytes` is all that it lends."""
+    """A node as it describes itself. Addresses are `host:port`; `vram_bytes` is all that it lends.
+
+    `alive` is the tracker's word: false for a suspect node, whose heartbeats are overdue but whose lease still runs.
+    So is `draining`: the node gets no more layers, and its own are dropped as soon as others serve them.
+    """
 
     node_id: str
     forward_address: str
@@ -52,6 +56,7 @@ class Node:
     device: str = "cpu"
     alive: bool = True
     probes: tuple[RouteProbe, ...] = ()
+    draining: bool = False
 
     def layers(self, model_id: str, *states: ShardState) -> frozenset[int]:
         """Layers of a model that the node holds in one of the states (READY unless told otherwise)."""

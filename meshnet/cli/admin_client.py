@@ -45,6 +45,14 @@ class AdminClient:
     def undeploy(self, model_id: str) -> None:
         self._admin.UndeployModel(admin_pb2.UndeployModelRequest(model_id=model_id), timeout=CALL_TIMEOUT)
 
+    def drain(self, node_id: str, cancel: bool) -> list[str]:
+        """What has no place in the mesh."""
+        request = admin_pb2.DrainNodeRequest(node_id=node_id, cancel=cancel)
+        return list(self._admin.DrainNode(request, timeout=CALL_TIMEOUT).shortfalls)
+
+    def evict(self, node_id: str) -> None:
+        self._admin.EvictNode(admin_pb2.EvictNodeRequest(node_id=node_id), timeout=CALL_TIMEOUT)
+
 
 @contextmanager
 def admin_client(address: str) -> Iterator[AdminClient]:

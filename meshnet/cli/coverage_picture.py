@@ -26,18 +26,22 @@ def coverage_picture(topology: Topology, shortfalls: dict[str, str]) -> Renderab
 
 
 def nodes_table(topology: Topology) -> Table:
-    """One row a node. `lends` is its budget, `memory` what its process takes now, the runtime included."""
+    """One row a node. `lends` is its budget, `memory` what its process takes now, the runtime included.
+
+    A node whose heartbeats are overdue is marked as suspect, one that is drained as draining.
+    """
     table = Table(title="Nodes", title_justify="left", box=None, padding=(0, 2, 0, 0), header_style="bold")
     for column in ("node", "address", "runs on", "lends", "memory", "sessions"):
         table.add_column(column, overflow="fold")
     for _, node in sorted(topology.nodes.items()):
         table.add_row(
-            node.node_id + (" *" if node.tracker_node else ""),
+            node.node_id + " *" * node.tracker_node + " suspect" * (not node.alive) + " draining" * node.draining,
             node.forward_address,
             f"{node.device}, {node.quantization}",
             format_size(node.vram_bytes),
             format_size(node.resident_bytes),
             str(node.num_sessions),
+            style="yellow" if node.draining or not node.alive else None,
         )
     if any(node.tracker_node for node in topology.nodes.values()):
         table.caption = Text("* the tracker-node's own node", "dim", justify="left")

@@ -217,6 +217,33 @@ def undeploy(
 
 
 @app.command()
+def drain(
+    node_id: Annotated[str, typer.Argument(help="A node of the mesh.")],
+    tracker: TrackerOption = "127.0.0.1:7700",
+    cancel: Annotated[bool, typer.Option("--cancel", help="Let the node take layers again.")] = False,
+) -> None:
+    """Move a node's layers to others, so that it can be taken away."""
+    with admin_client(tracker) as client:
+        shortfalls = client.drain(node_id, cancel)
+    if cancel:
+        console.print(f"{node_id} is no longer drained.")
+        return
+    console.print(f"{node_id} is drained. Stop it when `meshnet status` shows no layers on it.")
+    for shortfall in shortfalls:
+        console.print(shortfall, style="red")
+
+
+@app.command()
+def evict(
+    node_id: Annotated[str, typer.Argument(help="A node of the mesh.")], tracker: TrackerOption = "127.0.0.1:7700"
+) -> None:
+    """Throw a node out at once. It may come back when it is started again."""
+    with admin_client(tracker) as client:
+        client.evict(node_id)
+    console.print(f"{node_id} is evicted.")
+
+
+@app.command()
 def chat(
     url: Annotated[str, typer.Option(help="The gateway.", envvar="MESHNET_GATEWAY")] = "http://127.0.0.1:8000",
     model: Annotated[str | None, typer.Option(help="Default: the first that the mesh serves.")] = None,

@@ -143,3 +143,33 @@ class ListDirectivesResponse(_message.Message):
     DIRECTIVES_FIELD_NUMBER: _ClassVar[int]
     directives: _containers.RepeatedCompositeFieldContainer[_tracker_pb2.Directive]
     def __init__(self, directives: _Optional[_Iterable[_Union[_tracker_pb2.Directive, _Mapping]]] = ...) -> None: ...
+
+class DrainNodeRequest(_message.Message):
+    __slots__ = ("node_id", "cancel")
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    CANCEL_FIELD_NUMBER: _ClassVar[int]
+    node_id: str
+    cancel: bool
+    def __init__(self, node_id: _Optional[str] = ..., cancel: _Optional[bool] = ...) -> None: ...
+
+class DrainNodeResponse(_message.Message):
+    __slots__ = ("node", "directives", "shortfalls")
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    DIRECTIVES_FIELD_NUMBER: _ClassVar[int]
+    SHORTFALLS_FIELD_NUMBER: _ClassVar[int]
+    node: _common_pb2.Node
+    directives: _containers.RepeatedCompositeFieldContainer[_tracker_pb2.Directive]
+    shortfalls: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, node: _Optional[_Union[_common_pb2.Node, _Mapping]] = ..., directives: _Optional[_Iterable[_Union[_tracker_pb2.Directive, _Mapping]]] = ..., shortfalls: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class EvictNodeRequest(_message.Message):
+    __slots__ = ("node_id",)
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    node_id: str
+    def __init__(self, node_id: _Optional[str] = ...) -> None: ...
+
+class EvictNodeResponse(_message.Message):
+    __slots__ = ("directives",)
+    DIRECTIVES_FIELD_NUMBER: _ClassVar[int]
+    directives: _containers.RepeatedCompositeFieldContainer[_tracker_pb2.Directive]
+    def __init__(self, directives: _Optional[_Iterable[_Union[_tracker_pb2.Directive, _Mapping]]] = ...) -> None: ...

@@ -69,6 +69,16 @@ class AdminStub:
                 request_serializer=meshnet_dot_v1_dot_admin__pb2.ListDirectivesRequest.SerializeToString,
                 response_deserializer=meshnet_dot_v1_dot_admin__pb2.ListDirectivesResponse.FromString,
                 _registered_method=True)
+        self.DrainNode = channel.unary_unary(
+                '/meshnet.v1.Admin/DrainNode',
+                request_serializer=meshnet_dot_v1_dot_admin__pb2.DrainNodeRequest.SerializeToString,
+                response_deserializer=meshnet_dot_v1_dot_admin__pb2.DrainNodeResponse.FromString,
+                _registered_method=True)
+        self.EvictNode = channel.unary_unary(
+                '/meshnet.v1.Admin/EvictNode',
+                request_serializer=meshnet_dot_v1_dot_admin__pb2.EvictNodeRequest.SerializeToString,
+                response_deserializer=meshnet_dot_v1_dot_admin__pb2.EvictNodeResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServicer:
@@ -123,6 +133,21 @@ class AdminServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def DrainNode(self, request, context):
+        """Empties a node before it is taken away: it gets no more layers, and each of its own is dropped once another node
+        serves it. Sessions that run on the node are finished first. Ends when the node leaves, is lost or is restarted.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def EvictNode(self, request, context):
+        """Forgets a node at once. Its process is refused; a newly started one with the same id is not.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -160,6 +185,16 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.ListDirectives,
                     request_deserializer=meshnet_dot_v1_dot_admin__pb2.ListDirectivesRequest.FromString,
                     response_serializer=meshnet_dot_v1_dot_admin__pb2.ListDirectivesResponse.SerializeToString,
+            ),
+            'DrainNode': grpc.unary_unary_rpc_method_handler(
+                    servicer.DrainNode,
+                    request_deserializer=meshnet_dot_v1_dot_admin__pb2.DrainNodeRequest.FromString,
+                    response_serializer=meshnet_dot_v1_dot_admin__pb2.DrainNodeResponse.SerializeToString,
+            ),
+            'EvictNode': grpc.unary_unary_rpc_method_handler(
+                    servicer.EvictNode,
+                    request_deserializer=meshnet_dot_v1_dot_admin__pb2.EvictNodeRequest.FromString,
+                    response_serializer=meshnet_dot_v1_dot_admin__pb2.EvictNodeResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -351,6 +386,60 @@ class Admin:
             '/meshnet.v1.Admin/ListDirectives',
             meshnet_dot_v1_dot_admin__pb2.ListDirectivesRequest.SerializeToString,
             meshnet_dot_v1_dot_admin__pb2.ListDirectivesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DrainNode(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/meshnet.v1.Admin/DrainNode',
+            meshnet_dot_v1_dot_admin__pb2.DrainNodeRequest.SerializeToString,
+            meshnet_dot_v1_dot_admin__pb2.DrainNodeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def EvictNode(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/meshnet.v1.Admin/EvictNode',
+            meshnet_dot_v1_dot_admin__pb2.EvictNodeRequest.SerializeToString,
+            meshnet_dot_v1_dot_admin__pb2.EvictNodeResponse.FromString,
             options,
             channel_credentials,
             insecure,

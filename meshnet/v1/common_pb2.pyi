@@ -108,7 +108,7 @@ class RouteProbe(_message.Message):
     def __init__(self, model_id: _Optional[str] = ..., hops: _Optional[_Iterable[_Union[Hop, _Mapping]]] = ..., failure: _Optional[str] = ..., latency_seconds: _Optional[float] = ...) -> None: ...
 
 class Node(_message.Message):
-    __slots__ = ("node_id", "forward_address", "grpc_address", "stub", "tracker_node", "vram_bytes", "quantization", "shards", "available_models", "num_sessions", "resident_bytes", "software_version", "device", "alive", "kv_tokens_free", "probes")
+    __slots__ = ("node_id", "forward_address", "grpc_address", "stub", "tracker_node", "vram_bytes", "quantization", "shards", "available_models", "num_sessions", "resident_bytes", "software_version", "device", "alive", "kv_tokens_free", "probes", "draining")
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     FORWARD_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     GRPC_ADDRESS_FIELD_NUMBER: _ClassVar[int]
@@ -125,6 +125,7 @@ class Node(_message.Message):
     ALIVE_FIELD_NUMBER: _ClassVar[int]
     KV_TOKENS_FREE_FIELD_NUMBER: _ClassVar[int]
     PROBES_FIELD_NUMBER: _ClassVar[int]
+    DRAINING_FIELD_NUMBER: _ClassVar[int]
     node_id: str
     forward_address: str
     grpc_address: str
@@ -141,7 +142,8 @@ class Node(_message.Message):
     alive: bool
     kv_tokens_free: int
     probes: _containers.RepeatedCompositeFieldContainer[RouteProbe]
-    def __init__(self, node_id: _Optional[str] = ..., forward_address: _Optional[str] = ..., grpc_address: _Optional[str] = ..., stub: _Optional[bool] = ..., tracker_node: _Optional[bool] = ..., vram_bytes: _Optional[int] = ..., quantization: _Optional[_Union[Quantization, str]] = ..., shards: _Optional[_Iterable[_Union[Shard, _Mapping]]] = ..., available_models: _Optional[_Iterable[str]] = ..., num_sessions: _Optional[int] = ..., resident_bytes: _Optional[int] = ..., software_version: _Optional[str] = ..., device: _Optional[str] = ..., alive: _Optional[bool] = ..., kv_tokens_free: _Optional[int] = ..., probes: _Optional[_Iterable[_Union[RouteProbe, _Mapping]]] = ...) -> None: ...
+    draining: bool
+    def __init__(self, node_id: _Optional[str] = ..., forward_address: _Optional[str] = ..., grpc_address: _Optional[str] = ..., stub: _Optional[bool] = ..., tracker_node: _Optional[bool] = ..., vram_bytes: _Optional[int] = ..., quantization: _Optional[_Union[Quantization, str]] = ..., shards: _Optional[_Iterable[_Union[Shard, _Mapping]]] = ..., available_models: _Optional[_Iterable[str]] = ..., num_sessions: _Optional[int] = ..., resident_bytes: _Optional[int] = ..., software_version: _Optional[str] = ..., device: _Optional[str] = ..., alive: _Optional[bool] = ..., kv_tokens_free: _Optional[int] = ..., probes: _Optional[_Iterable[_Union[RouteProbe, _Mapping]]] = ..., draining: _Optional[bool] = ...) -> None: ...
 
 class DeployedModel(_message.Message):
     __slots__ = ("manifest", "kv_tokens", "priority")

@@ -77,6 +77,7 @@ def _node(node: Node) -> dict[str, Any]:
         "forward_address": node.forward_address,
         "grpc_address": node.grpc_address,
         "alive": node.alive,
+        "draining": node.draining,
         "stub": node.stub,
         "tracker_node": node.tracker_node,
         "device": node.device,

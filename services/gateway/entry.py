@@ -19,7 +19,8 @@ def deployed_model(topology: Topology, model_id: str) -> DeployedModel:
 
 
 def pick_entry(topology: Topology, model_id: str, turn: int, avoid: Collection[str] = ()) -> Node | None:
-    """The entry node with a ready route and the fewest sessions; between equals they take turns.
+    """The entry node with a ready route and the fewest sessions; between equals they take turns. A suspect or draining
+    one only if there is no other.
 
     None if `avoid` leaves no entry node to try. Raises UnknownModel, MissingLayers if the model has no whole route, or
     RouteNotReady if no token has come through one.
@@ -32,7 +33,9 @@ def pick_entry(topology: Topology, model_id: str, turn: int, avoid: Collection[s
     proven = [node for node in routed if node.node_id in ready]
     if not proven:
         raise RouteNotReady(model_id, why_not_ready(topology, model_id))
-    allowed = [node for node in proven if node.node_id not in avoid]
+    offered = [node for node in proven if node.node_id not in avoid]
+    alive = [node for node in offered if node.alive] or offered
+    allowed = [node for node in alive if not node.draining] or alive
     fewest = min((node.num_sessions for node in allowed), default=0)
     equals = [node for node in allowed if node.num_sessions == fewest]
     return equals[turn % len(equals)] if equals else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from enum import StrEnum
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -13,6 +14,7 @@ from meshnet.errors import InvalidRequest
 from meshnet.service import configure_logging, run_until_stopped
 from services.tracker.app import CannotListen, serve
 from services.tracker.config import Config
+from services.tracker.store import StoreFailed
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -48,6 +50,20 @@ def main(
     heartbeat: Annotated[
         float, typer.Option(envvar="MESHNET_HEARTBEAT", help="Seconds between the heartbeats of a node.")
     ] = 3.0,
+    suspect: Annotated[
+        float | None,
+        typer.Option(
+            envvar="MESHNET_SUSPECT",
+            help="Seconds of silence after which routes avoid a node. Default: two and a half heartbeats.",
+        ),
+    ] = None,
+    state: Annotated[
+        Path | None,
+        typer.Option(
+            envvar="MESHNET_TRACKER_STATE",
+            help="File that keeps deployed models and who holds what across restarts. Default: nothing is kept.",
+        ),
+    ] = None,
     log_level: Annotated[
         LogLevel, typer.Option(envvar="MESHNET_LOG_LEVEL", case_sensitive=False, help="Least level to log.")
     ] = LogLevel.INFO,
@@ -56,9 +72,9 @@ def main(
     configure_logging(log_level)
     try:
         host, port = split_address(listen, DEFAULT_PORT)
-        config = Config(host, port, tuple(deploy or ()), kv_tokens, lease, heartbeat)
+        config = Config(host, port, tuple(deploy or ()), kv_tokens, lease, heartbeat, suspect, state)
         asyncio.run(run_until_stopped(serve(config, _say_listening)))
-    except (InvalidRequest, CannotListen) as error:
+    except (InvalidRequest, CannotListen, StoreFailed) as error:
         typer.echo(f"meshnet tracker: {error}", err=True)
         raise typer.Exit(1) from error
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from collections.abc import Callable
 
 import grpc
@@ -11,6 +13,7 @@ from meshnet.addresses import join_address
 from meshnet.v1 import admin_pb2_grpc, tracker_pb2_grpc
 from services.tracker.config import Config
 from services.tracker.servicer import AdminServicer, TrackerServicer
+from services.tracker.store import open_store
 from services.tracker.tracker import Tracker
 
 STOP_GRACE_SECONDS = 1.0
@@ -21,8 +24,13 @@ class CannotListen(RuntimeError):
 
 
 async def serve(config: Config, on_listening: Callable[[str], None]) -> None:
-    """Runs until cancelled. `on_listening` gets the address once calls are answered. Raises CannotListen."""
-    tracker = Tracker(config)
+    """Runs until cancelled. `on_listening` gets the address once calls are answered. Raises CannotListen or
+    StoreFailed."""
+    with contextlib.closing(open_store(config.state)) as store:
+        await _serve(config, Tracker(config, store), on_listening)
+
+
+async def _serve(config: Config, tracker: Tracker, on_listening: Callable[[str], None]) -> None:
     server = rpc.server()
     tracker_pb2_grpc.add_TrackerServicer_to_server(TrackerServicer(tracker), server)
     admin_pb2_grpc.add_AdminServicer_to_server(AdminServicer(tracker), server)
@@ -31,10 +39,13 @@ async def serve(config: Config, on_listening: Callable[[str], None]) -> None:
     await server.start()
     try:
         on_listening(join_address(config.host, port))
-        await tracker.keep_time()
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(tracker.keep_time())
+            tasks.create_task(tracker.saver.run())
     finally:
         tracker.changes.close()
         await server.stop(STOP_GRACE_SECONDS)
+        await tracker.saver.close()
 
 
 def _bind(server: grpc.aio.Server, config: Config) -> int:

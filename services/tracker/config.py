@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from meshnet.errors import InvalidRequest
 from meshnet.model import check_model_id
@@ -11,7 +12,8 @@ from meshnet.model import check_model_id
 @dataclass(frozen=True, slots=True)
 class Config:
     """`host` and `port` (0: any free one) to listen on. `deploy`: models to serve as soon as a node has their files,
-    with KV cache room for `kv_tokens` tokens (0: the context length). Raises InvalidRequest for what cannot work."""
+    with KV cache room for `kv_tokens` tokens (0: the context length). `state`: file that outlives the process, if any.
+    `suspect_seconds`: default is two and a half heartbeats. Raises InvalidRequest for what cannot work."""
 
     host: str
     port: int
@@ -19,6 +21,8 @@ class Config:
     kv_tokens: int = 0
     lease_seconds: float = 15.0
     heartbeat_seconds: float = 3.0
+    suspect_seconds: float | None = None
+    state: Path | None = None
 
     def __post_init__(self) -> None:
         for model_id in self.deploy:
@@ -30,6 +34,19 @@ class Config:
                 f"--heartbeat ({self.heartbeat_seconds:g} s) must be above 0 and below --lease "
                 f"({self.lease_seconds:g} s), or nodes are lost between two heartbeats"
             )
+
+        if not self.heartbeat_seconds < self.suspect_after_seconds <= self.lease_seconds:
+            raise InvalidRequest(
+                f"--suspect ({self.suspect_after_seconds:g} s) must be above --heartbeat "
+                f"({self.heartbeat_seconds:g} s) and not above --lease ({self.lease_seconds:g} s)"
+            )
+
+    @property
+    def suspect_after_seconds(self) -> float:
+        """By default two heartbeats must be overdue, the second by half its time: one late one is nothing."""
+        if self.suspect_seconds is None:
+            return min(2.5 * self.heartbeat_seconds, self.lease_seconds)
+        return self.suspect_seconds
 
     @property
     def tick_seconds(self) -> float:

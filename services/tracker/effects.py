@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from meshnet.directive import Directive
 from services.tracker.placement import Policy
+from services.tracker.remembered import Save
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,16 +20,19 @@ class Note:
 
 @dataclass(frozen=True, slots=True)
 class Effects:
-    """What a change asks for: new directives to send, a new topology to publish, events to log."""
+    """What a change asks for: new directives to send, a new topology to publish, events to log, state to save."""
 
     directives: tuple[Directive, ...] = ()
     topology_changed: bool = False
     notes: tuple[Note, ...] = ()
+    saves: tuple[Save, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """`auto_deploy`: models to deploy once a node has their files, with `auto_kv_tokens` (0: the context length).
+    """A node is suspect after `suspect_seconds` of silence, and lost after `lease_seconds`.
+
+    `auto_deploy`: models to deploy once a node has their files, with `auto_kv_tokens` (0: the context length).
 
     After a restart, nodes that hold shards come back one by one: nothing is placed for `settle_seconds` from the first
     of them, so that nobody loads what another one is about to report. For `stale_seconds` after a node has reported a
@@ -36,6 +40,7 @@ class Settings:
     """
 
     lease_seconds: float = 15.0
+    suspect_seconds: float = 7.5
     auto_deploy: tuple[str, ...] = ()
     auto_kv_tokens: int = 0
     settle_seconds: float = 8.0

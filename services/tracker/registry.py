@@ -16,16 +16,18 @@ MAX_LAYERS = 4096
 MAX_MODEL_BYTES = 2**50
 MAX_SHARDS = 4096
 MAX_FAILURE_CHARS = 2000
+MAX_EVICTED = 1000
 
 
 @dataclass(slots=True)
 class Member:
-    """A node within its lease. `node.available_models` holds what it has files of, whatever the revision."""
+    """A node within its lease, last heard of at `heard_at`. `node.available_models` holds what it has files of,
+    whatever the revision; `node.alive` is false while the node is suspect."""
 
     node: Node
     incarnation: str
     manifests: dict[str, ModelManifest]
-    expires_at: float
+    heard_at: float
     superseded: deque[str] = field(default_factory=lambda: deque(maxlen=16))
 
 
@@ -40,20 +42,26 @@ class Registered:
 
 
 class Registry:
-    def __init__(self, lease_seconds: float) -> None:
+    """A node is suspect after `suspect_seconds` of silence, and lost after `lease_seconds`."""
+
+    def __init__(self, lease_seconds: float, suspect_seconds: float) -> None:
         self.lease_seconds = lease_seconds
+        self.suspect_seconds = suspect_seconds
         self._members: dict[str, Member] = {}
         self._known: dict[str, ModelManifest] = {}
         self._pinned: set[str] = set()
+        self._evicted: dict[str, str] = {}
+        self.draining: set[str] = set()
 
     @property
     def manifests(self) -> dict[str, ModelManifest]:
         """The models that the mesh knows, each at the one revision that it serves."""
         return dict(self._known)
 
-    def pin(self, model_id: str) -> None:
-        """Keeps the revision of a model, whatever the nodes that come and go have."""
-        self._pinned.add(model_id)
+    def pin(self, manifest: ModelManifest) -> None:
+        """Keeps this revision of a model, whatever the nodes that come and go have."""
+        self._known[manifest.model_id] = manifest
+        self._pinned.add(manifest.model_id)
 
     def unpin(self, model_id: str) -> None:
         self._pinned.discard(model_id)
@@ -72,10 +80,12 @@ class Registry:
         _check_shards(node.node_id, node.shards, by_id)
         check_probes(node.node_id, node.probes)
         old = self._members.get(node.node_id)
+        if self._evicted.get(node.node_id) == incarnation:
+            raise InvalidRequest(f"node {node.node_id} was evicted from this mesh: start it again to let it back in")
         if old and incarnation in old.superseded:
             raise Unregistered(f"node {node.node_id} has been replaced by a newer process with the same id")
         node = replace(node, available_models=frozenset(by_id), alive=True)
-        member = Member(node, incarnation, by_id, now + self.lease_seconds)
+        member = Member(node, incarnation, by_id, now)
         restarted = old is not None and old.incarnation != incarnation
         if old is not None:
             member.superseded.extend(old.superseded)
@@ -95,8 +105,12 @@ class Registry:
             raise Unregistered(f"node {node_id} is registered as another process: register again")
         return member
 
-    def renew(self, member: Member, now: float) -> None:
-        member.expires_at = now + self.lease_seconds
+    def renew(self, member: Member, now: float) -> bool:
+        """The node was heard of. Returns whether it was suspect until now."""
+        was_suspect = not member.node.alive
+        member.heard_at = now
+        member.node = replace(member.node, alive=True)
+        return was_suspect
 
     def set_shards(self, member: Member, shards: Sequence[Shard]) -> None:
         """Raises InvalidRequest, and changes nothing, for shards that the node cannot have."""
@@ -116,18 +130,41 @@ class Registry:
         del self._members[node_id]
         self._learn()
 
+    def evict(self, node_id: str) -> None:
+        """Forgets the node, and refuses its process from now on. Raises Unregistered."""
+        self._evicted.pop(node_id, None)
+        self._evicted[node_id] = self._here(node_id).incarnation
+        if len(self._evicted) > MAX_EVICTED:
+            del self._evicted[next(iter(self._evicted))]
+        del self._members[node_id]
+        self._learn()
+
+    def set_draining(self, node_id: str, draining: bool) -> None:
+        """Raises Unregistered."""
+        self._here(node_id)
+        self.draining = self.draining | {node_id} if draining else self.draining - {node_id}
+
     def expire(self, now: float) -> list[str]:
         """Forgets the nodes that were not heard from for a lease, and returns their ids."""
-        lost = sorted(node_id for node_id, member in self._members.items() if member.expires_at <= now)
+        lost = sorted(
+            node_id for node_id, member in self._members.items() if member.heard_at + self.lease_seconds <= now
+        )
         for node_id in lost:
             del self._members[node_id]
         self._learn()
         return lost
 
+    def suspect(self, now: float) -> list[str]:
+        """Marks the nodes whose heartbeats are overdue, and returns the ids of those that were not marked before."""
+        overdue = [m for m in self._members.values() if m.node.alive and m.heard_at + self.suspect_seconds <= now]
+        for member in overdue:
+            member.node = replace(member.node, alive=False)
+        return sorted(member.node.node_id for member in overdue)
+
     def extend_leases(self, now: float) -> None:
         """For a tracker that was itself away: nobody could have been heard."""
         for member in self._members.values():
-            member.expires_at = max(member.expires_at, now + self.lease_seconds)
+            member.heard_at = max(member.heard_at, now)
 
     def nodes(self) -> dict[str, Node]:
         """By id. `available_models` are those of which the node has the revision that the mesh serves."""
@@ -137,9 +174,15 @@ class Registry:
         """Nodes that have the model's files at the revision that the mesh serves."""
         return tuple(node_id for node_id, node in self.nodes().items() if model_id in node.available_models)
 
+    def _here(self, node_id: str) -> Member:
+        if node_id not in self._members:
+            here = ", ".join(sorted(self._members)) or "none"
+            raise Unregistered(f"node {node_id!r} is not registered; nodes: {here}")
+        return self._members[node_id]
+
     def _as_available(self, member: Member) -> Node:
         same = (m.model_id for m in member.manifests.values() if self._is_known(m))
-        return replace(member.node, available_models=frozenset(same))
+        return replace(member.node, available_models=frozenset(same), draining=member.node.node_id in self.draining)
 
     def _is_known(self, manifest: ModelManifest) -> bool:
         known = self._known[manifest.model_id]

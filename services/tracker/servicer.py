@@ -167,6 +167,7 @@ class AdminServicer(admin_pb2_grpc.AdminServicer):
         model_id = request.model_id
         effects = self._mesh.deploy(model_id, request.kv_tokens, request.priority, self._tracker.now())
         self._tracker.apply(effects)
+        await self._tracker.saver.flush()
         return admin_pb2.DeployModelResponse(
             model=convert.model_to_proto(self._mesh.deployed(model_id)),
             directives=[convert.directive_to_proto(d) for d in effects.directives if d.model_id == model_id],
@@ -178,6 +179,7 @@ class AdminServicer(admin_pb2_grpc.AdminServicer):
         self, request: admin_pb2.UndeployModelRequest, context: Context
     ) -> admin_pb2.UndeployModelResponse:
         self._tracker.apply(self._mesh.undeploy(request.model_id, self._tracker.now()))
+        await self._tracker.saver.flush()
         return admin_pb2.UndeployModelResponse()
 
     @translates_errors
@@ -186,6 +188,29 @@ class AdminServicer(admin_pb2_grpc.AdminServicer):
     ) -> admin_pb2.ListDirectivesResponse:
         directives = self._mesh.ledger.all(request.node_id or None)
         return admin_pb2.ListDirectivesResponse(directives=[convert.directive_to_proto(d) for d in directives])
+
+    @translates_errors
+    async def DrainNode(  # noqa: N802
+        self, request: admin_pb2.DrainNodeRequest, context: Context
+    ) -> admin_pb2.DrainNodeResponse:
+        effects = self._mesh.drain(request.node_id, self._tracker.now(), cancel=request.cancel)
+        self._tracker.apply(effects)
+        answer = admin_pb2.DrainNodeResponse(
+            node=convert.node_to_proto(self._mesh.topology.nodes[request.node_id]),
+            directives=[convert.directive_to_proto(directive) for directive in effects.directives],
+            shortfalls=[shortfall.text for shortfall in self._mesh.plan.shortfalls],
+        )
+        await self._tracker.saver.flush()
+        return answer
+
+    @translates_errors
+    async def EvictNode(  # noqa: N802
+        self, request: admin_pb2.EvictNodeRequest, context: Context
+    ) -> admin_pb2.EvictNodeResponse:
+        effects = self._mesh.evict(request.node_id, self._tracker.now())
+        self._tracker.apply(effects)
+        await self._tracker.saver.flush()
+        return admin_pb2.EvictNodeResponse(directives=[convert.directive_to_proto(d) for d in effects.directives])
 
     def _asked(self, model_id: str) -> list[str]:
         """The one model, or all deployed ones. Raises UnknownModel."""

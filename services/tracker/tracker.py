@@ -10,6 +10,8 @@ import uuid
 from services.tracker.config import Config
 from services.tracker.effects import Effects, Settings
 from services.tracker.mesh import Mesh
+from services.tracker.saver import Saver
+from services.tracker.store import Store
 from services.tracker.watch import Changes
 
 log = logging.getLogger("meshnet.tracker")
@@ -18,18 +20,27 @@ log = logging.getLogger("meshnet.tracker")
 class Tracker:
     """The mesh with its watchers. All on one event loop; no method of the mesh waits, so none is interrupted."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, store: Store) -> None:
+        """Begins with what the store remembers. Raises StoreFailed."""
         self.config = config
+        self.saver = Saver(store)
         self.changes = Changes()
         settings = Settings(
             lease_seconds=config.lease_seconds,
+            suspect_seconds=config.suspect_after_seconds,
             auto_deploy=config.deploy,
             auto_kv_tokens=config.kv_tokens,
             settle_seconds=config.settle_seconds,
         )
         # Wall time: a restarted tracker must not publish versions that watchers have already seen.
         first_version = int(time.time() * 1000)
-        self.mesh = Mesh(settings, lambda: uuid.uuid4().hex, now=self.now(), first_version=first_version)
+        self.mesh = Mesh(
+            settings,
+            lambda: uuid.uuid4().hex,
+            now=self.now(),
+            first_version=first_version,
+            remembered=store.load(),
+        )
 
     def now(self) -> float:
         return time.monotonic()
@@ -37,6 +48,7 @@ class Tracker:
     def apply(self, effects: Effects) -> Effects:
         for note in effects.notes:
             log.log(note.level, "%s", note.text)
+        self.saver.add(effects.saves)
         self.changes.notify()
         return effects
 
@@ -46,7 +58,7 @@ class Tracker:
         while True:
             await asyncio.sleep(self.config.tick_seconds)
             now = self.now()
-            if now - last > self.config.tick_seconds + self.config.lease_seconds / 2:
+            if now - last > self.config.tick_seconds + self.config.suspect_after_seconds / 2:
                 log.warning("the tracker was away for %.1f s: all leases are extended", now - last)
                 self.mesh.registry.extend_leases(now)
             last = now
@@ -55,5 +67,5 @@ class Tracker:
             except Exception:
                 log.exception("a defect: this tick is skipped")  # The next one starts from the same state.
                 continue
-            if effects.directives or effects.topology_changed or effects.notes:
+            if effects != Effects():
                 self.apply(effects)

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from meshnet.directive import Directive, DirectiveKind, DirectiveState
-from meshnet.model import LayerRange, merge_layers
+from meshnet.model import LayerRange, ModelManifest, merge_layers
+from meshnet.sizes import format_size
 from meshnet.topology import Node, Shard, ShardState
 
 
@@ -85,6 +86,18 @@ def merged(shards: Iterable[Shard]) -> tuple[Shard, ...]:
         else:
             result.append(shard)
     return tuple(result)
+
+
+def described(node: Node, manifests: Sequence[ModelManifest]) -> str:
+    """A node that joins, in one line of the log."""
+    kind = "stub" if node.stub else "tracker-node's node" if node.tracker_node else "node"
+    models = ", ".join(sorted(manifest.model_id for manifest in manifests)) or "no models"
+    return f"{kind} at {node.forward_address}, {format_size(node.vram_bytes)} at {node.quantization}, files of {models}"
+
+
+def layers_of(shards: Sequence[Shard]) -> list[tuple[object, ...]]:
+    """What matters of a node's shards for a plan: not how far a load has come."""
+    return [(shard.model_id, shard.layers, shard.quantization, shard.state) for shard in shards]
 
 
 def _part(shard: Shard, layers: LayerRange) -> Shard:

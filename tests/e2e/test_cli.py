@@ -98,7 +98,10 @@ def test_mistakes_get_one_clear_line(arguments: list[str], hint: str) -> None:
     assert "Traceback" not in outcome.stderr
 
 
-@pytest.mark.parametrize("command", ["up", "tracker-node", "node", "tracker", "gateway", "status", "chat", "deploy"])
+@pytest.mark.parametrize(
+    "command",
+    ["up", "tracker-node", "node", "tracker", "gateway", "status", "chat", "deploy", "undeploy", "drain", "evict"],
+)
 def test_every_command_explains_itself(command: str) -> None:
     outcome = subprocess.run(
         [sys.executable, "-m", "meshnet.cli", command, "--help"], capture_output=True, text=True, timeout=60, check=True

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -30,6 +32,34 @@ def test_between_equal_routes_the_node_with_fewer_sessions() -> None:
     mesh = topology(node("a", (0, 6)), node("b", (6, 12), sessions=3), node("c", (6, 12), sessions=1))
     assert route(mesh, "m", "a") == ["a:0-6", "c:6-12"]
     assert route(mesh, "m", "a", avoid={"c"}) == ["a:0-6", "b:6-12"]
+
+
+def test_a_detour_over_many_nodes_is_better_than_a_suspect() -> None:
+    suspect = replace(node("s", (1, 12)), alive=False)
+    chain = [node(f"n{i}", (i, i + 1)) for i in range(12)]
+    mesh = topology(suspect, *chain)
+    assert route(mesh, "m", "n0") == [f"n{i}:{i}-{i + 1}" for i in range(12)]
+
+
+def test_a_suspect_is_passed_where_no_other_serves() -> None:
+    suspect = replace(node("s", (3, 9)), alive=False)
+    mesh = topology(node("a", (0, 4)), suspect, node("b", (8, 12)))
+    assert route(mesh, "m", "a") == ["a:0-4", "s:4-9", "b:9-12"]
+    two = topology(node("a", (0, 4)), suspect, replace(node("t", (4, 12)), alive=False), node("b", (8, 12)))
+    assert len(route(two, "m", "a")) == 2
+
+
+def test_a_suspect_entry_node_still_has_its_route() -> None:
+    mesh = topology(replace(node("s", (0, 6)), alive=False), node("b", (6, 12)))
+    assert route(mesh, "m", "s") == ["s:0-6", "b:6-12"]
+
+
+def test_a_draining_node_is_passed_by_if_that_costs_no_hop() -> None:
+    draining = replace(node("b", (6, 12)), draining=True)
+    mesh = topology(node("a", (0, 6)), draining, node("c", (6, 12), sessions=900))
+    assert route(mesh, "m", "a") == ["a:0-6", "c:6-12"]
+    longer = topology(node("a", (0, 6)), draining, node("c", (6, 9)), node("d", (9, 12)))
+    assert route(longer, "m", "a") == ["a:0-6", "b:6-12"]
 
 
 def test_a_node_can_be_visited_twice() -> None:

@@ -21,7 +21,9 @@ class Account:
     """One node. A node runs its directives in order, so an open DROP frees room for a LOAD issued after it.
 
     `held`: bytes by model and layer of all that the node holds or will hold. `ready`: layers by model that serve now
-    and that no open directive drops. `capacity` is in bytes, workspace included.
+    and that no open directive drops. `capacity` is in bytes, workspace included. A `closed` node gets nothing
+    new and makes no room. A suspect one keeps what it holds until it is heard again or lost; of a draining one, what
+    others serve is dropped.
     """
 
     def __init__(self, node: Node, capacity: int, policy: Policy) -> None:
@@ -36,13 +38,18 @@ class Account:
         return self.node.node_id
 
     @property
+    def closed(self) -> bool:
+        return self.node.draining or not self.node.alive
+
+    @property
     def used(self) -> int:
         return self._workspace + sum(sum(layers.values()) for layers in self.held.values())
 
     @property
     def free(self) -> int:
         """Bytes to give; negative if the node holds more than it should."""
-        return self.capacity - self.used
+        free = self.capacity - self.used
+        return min(0, free) if self.closed else free
 
     def layers(self, model_id: str) -> Collection[int]:
         return self.held.get(model_id, {}).keys()

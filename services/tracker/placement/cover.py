@@ -25,13 +25,37 @@ def cover(
     costs: Costs, accounts: Sequence[Account], stuck: Collection[tuple[str, str]], policy: Policy
 ) -> tuple[list[Draft], list[Shortfall]]:
     """Fills the gaps of one model; each gap whole or not at all. A model that nobody holds is one gap."""
-    model = costs.model
-    pool = pool_of(accounts, model.model_id)
-    held = {layer for account in pool for layer in account.layers(model.model_id)}
+    pool = pool_of(accounts, costs.model.model_id)
+    held = {layer for account in pool for layer in account.layers(costs.model.model_id)}
+    runs = merge_layers(set(costs.model.manifest.all_layers.layers) - held)
+    return _place(costs, accounts, runs, stuck, policy, "have no node")
+
+
+def relieve(
+    costs: Costs, accounts: Sequence[Account], stuck: Collection[tuple[str, str]], policy: Policy
+) -> tuple[list[Draft], list[Shortfall]]:
+    """Loads elsewhere what only draining nodes hold. They serve it until that is done, or for good if it cannot be."""
+    pool = pool_of(accounts, costs.model.model_id)
+    held = {layer for account in pool for layer in account.layers(costs.model.model_id)}
+    staying = [account for account in pool if not account.node.draining]
+    kept = {layer for account in staying for layer in account.layers(costs.model.model_id)}
+    return _place(costs, accounts, merge_layers(held - kept), stuck, policy, "move off a node that is drained")
+
+
+def _place(
+    costs: Costs,
+    accounts: Sequence[Account],
+    runs: Iterable[LayerRange],
+    stuck: Collection[tuple[str, str]],
+    policy: Policy,
+    why: str,
+) -> tuple[list[Draft], list[Shortfall]]:
+    pool = [account for account in pool_of(accounts, costs.model.model_id) if not account.node.draining]
     drafts: list[Draft] = []
     shortfalls: list[Shortfall] = []
-    for run in merge_layers(set(model.manifest.all_layers.layers) - held):
-        fitted = _in_free_room(costs, pool, run, policy) or _in_made_room(costs, accounts, pool, run, stuck, policy)
+    for run in runs:
+        fitted = _in_free_room(costs, pool, run, policy, why)
+        fitted = fitted or _in_made_room(costs, accounts, pool, run, stuck, policy, why)
         if fitted is None:
             shortfalls.append(_shortfall(costs, pool, run))
         else:
@@ -65,13 +89,15 @@ def drop(account: Account, model_id: str, layers: Iterable[int], reason: str) ->
     ]
 
 
-def _in_free_room(costs: Costs, pool: Sequence[Account], run: LayerRange, policy: Policy) -> list[Draft] | None:
+def _in_free_room(
+    costs: Costs, pool: Sequence[Account], run: LayerRange, policy: Policy, why: str
+) -> list[Draft] | None:
     room = {account.node_id: account.free for account in pool}
     pieces = _arrange(costs, pool, run, room, policy)
     if pieces is None:
         return None
     by_id = {account.node_id: account for account in pool}
-    return [load(by_id[p.node_id], costs.model, p.layers, _gap_reason(costs.model, p.layers)) for p in pieces]
+    return [load(by_id[p.node_id], costs.model, p.layers, _reason(costs.model, p.layers, why)) for p in pieces]
 
 
 def _in_made_room(
@@ -81,6 +107,7 @@ def _in_made_room(
     run: LayerRange,
     stuck: Collection[tuple[str, str]],
     policy: Policy,
+    why: str,
 ) -> list[Draft] | None:
     """Drops redundant replicas: all of the run on the one node that must drop least, else spread over several."""
     replicas = Replicas(accounts, stuck)
@@ -94,7 +121,7 @@ def _in_made_room(
     if choices:
         # The tracker-node's node keeps the first layers if another one can give way.
         _, account, drops = min(choices, key=lambda choice: (choice[1].node.tracker_node, choice[0]))
-        return _make_room(account, drops, costs.model, run)
+        return _make_room(account, drops, costs.model, run, why)
     rights_of = replicas.together(sorted(pool, key=lambda a: (a.node.tracker_node, -a.free, a.node_id)))
     room = {a.node_id: a.free + freed(a, rights_of[a.node_id]) for a in pool}
     pieces = _arrange(costs, pool, run, room, policy)
@@ -106,18 +133,18 @@ def _in_made_room(
         account = by_id[piece.node_id]
         need = costs.of(piece.layers, account.node.quantization) - account.free
         drops = choose_drops(account, rights_of[piece.node_id], need, costs.model.model_id, piece.layers)
-        drafts += _make_room(account, drops, costs.model, piece.layers)
+        drafts += _make_room(account, drops, costs.model, piece.layers, why)
     return drafts
 
 
 def _make_room(
-    account: Account, drops: Sequence[tuple[str, int]], model: DeployedModel, layers: LayerRange
+    account: Account, drops: Sequence[tuple[str, int]], model: DeployedModel, layers: LayerRange, why: str
 ) -> list[Draft]:
     reason = f"makes room for layers {layers} of {model.model_id}; these layers are served elsewhere too"
     drafts: list[Draft] = []
     for model_id in sorted({owner for owner, _ in drops}):
         drafts += drop(account, model_id, (layer for owner, layer in drops if owner == model_id), reason)
-    return [*drafts, load(account, model, layers, _gap_reason(model, layers))]
+    return [*drafts, load(account, model, layers, _reason(model, layers, why))]
 
 
 def _arrange(
@@ -146,8 +173,8 @@ def _bin(costs: Costs, account: Account, run: LayerRange, room: int) -> Bin:
     )
 
 
-def _gap_reason(model: DeployedModel, layers: LayerRange) -> str:
-    return f"layers {layers} of {model.model_id} have no node"
+def _reason(model: DeployedModel, layers: LayerRange, why: str) -> str:
+    return f"layers {layers} of {model.model_id} {why}"
 
 
 def _shortfall(costs: Costs, pool: Sequence[Account], run: LayerRange) -> Shortfall:
@@ -155,7 +182,12 @@ def _shortfall(costs: Costs, pool: Sequence[Account], run: LayerRange) -> Shortf
     model_id = costs.model.model_id
     if not pool:
         size = costs.of(run, Quantization.BFLOAT16)
-        return Shortfall(model_id, run, size, f"layers {run} of {model_id}: no node here has the files of this model")
+        return Shortfall(
+            model_id,
+            run,
+            size,
+            f"layers {run} of {model_id}: no node here has the files of this model and takes layers",
+        )
     roomiest = sorted(pool, key=lambda a: (-a.free, a.node_id))
     placed = fill([_bin(costs, account, run, account.free) for account in roomiest], run)
     end = placed[-1].layers.end if placed else run.start

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from meshnet.directive import Directive
 from meshnet.topology import DeployedModel, Node
 from services.tracker.placement.accounts import Account, Costs, open_accounts
-from services.tracker.placement.cover import cover, drop, pool_of
+from services.tracker.placement.cover import cover, drop, pool_of, relieve
 from services.tracker.placement.redundancy import strengthen
 from services.tracker.placement.types import Draft, Plan, Policy, Shortfall
 
@@ -30,10 +30,14 @@ def plan(
     ranked = sorted(models, key=lambda model: (-model.priority, model.model_id))
     accounts = open_accounts(nodes, ranked, directives, refused, policy)
     all_costs = [Costs(model) for model in ranked]
-    drafts = _clear(accounts, ranked, stuck)
+    drafts = _clear(accounts, ranked, stuck) + _empty(accounts, ranked, stuck)
     shortfalls: list[Shortfall] = []
     for costs in all_costs:
         placed, missing = cover(costs, accounts, stuck, policy)
+        drafts += placed
+        shortfalls += missing
+    for costs in all_costs:
+        placed, missing = relieve(costs, accounts, stuck, policy)
         drafts += placed
         shortfalls += missing
     if not shortfalls:
@@ -64,7 +68,28 @@ def _clear(
     return drafts
 
 
+def _empty(
+    accounts: Sequence[Account], models: Sequence[DeployedModel], stuck: Collection[tuple[str, str]]
+) -> list[Draft]:
+    """Drops from draining nodes what others serve by now."""
+    served = {
+        (account.node.stub, model_id, layer)
+        for account in accounts
+        if not account.closed
+        for model_id, layers in account.ready.items()
+        for layer in layers
+    }
+    drafts: list[Draft] = []
+    for account in accounts:
+        for model in models if account.node.draining and account.node.alive else ():
+            model_id = model.model_id
+            layers = [i for i in account.layers(model_id) if (account.node.stub, model_id, i) in served]
+            if (account.node_id, model_id) not in stuck:
+                drafts += drop(account, model_id, layers, "the node is drained; these layers are served elsewhere")
+    return drafts
+
+
 def _is_served_by_real_nodes(accounts: Sequence[Account], model: DeployedModel) -> bool:
-    pool = [account for account in pool_of(accounts, model.model_id) if not account.node.stub]
+    pool = [account for account in pool_of(accounts, model.model_id) if not account.closed and not account.node.stub]
     ready = {layer for account in pool for layer in account.ready.get(model.model_id, ())}
     return ready.issuperset(model.manifest.all_layers.layers)

@@ -31,7 +31,7 @@ Choice = tuple[Rank, Costs, Account, LayerRange]
 
 def _choices(costs: Costs, accounts: Sequence[Account], policy: Policy) -> Iterator[Choice]:
     model_id = costs.model.model_id
-    pool = pool_of(accounts, model_id)
+    pool = [account for account in pool_of(accounts, model_id) if not account.node.draining]
     counts = [sum(layer in account.layers(model_id) for account in pool) for layer in range(costs.num_layers)]
     limit = len(pool) if policy.max_replicas is None else min(len(pool), policy.max_replicas)
     shortest = policy.min_piece(costs.num_layers)

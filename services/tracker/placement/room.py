@@ -13,7 +13,10 @@ Rights = dict[str, set[tuple[str, int]]]
 
 
 class Replicas:
-    """How often each layer is served now, among real nodes and among stub nodes (a stub replaces nothing real)."""
+    """How often each layer is served now, among real nodes and among stub nodes (a stub replaces nothing real).
+
+    What a suspect or draining node holds may be gone any moment: it makes no other replica redundant.
+    """
 
     def __init__(self, accounts: Iterable[Account], stuck: Collection[tuple[str, str]]) -> None:
         self._accounts = list(accounts)
@@ -21,6 +24,7 @@ class Replicas:
         self._count = Counter(
             (account.node.stub, model_id, layer)
             for account in self._accounts
+            if not account.closed
             for model_id, layers in account.ready.items()
             for layer in layers
         )
@@ -30,7 +34,7 @@ class Replicas:
         return {
             (model_id, layer)
             for model_id, layers in account.ready.items()
-            if (account.node_id, model_id) not in self._stuck
+            if not account.closed and (account.node_id, model_id) not in self._stuck
             for layer in layers
             if self._count[account.node.stub, model_id, layer] > 1
         }

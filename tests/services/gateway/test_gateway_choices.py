@@ -45,6 +45,13 @@ def test_equal_entry_nodes_take_turns() -> None:
     assert {n.node_id for turn in range(2) if (n := pick_entry(mesh, "m", turn))} == {"a", "b"}
 
 
+def test_a_suspect_entry_node_is_picked_only_if_there_is_no_other() -> None:
+    suspect = replace(node("a", shard("m")), alive=False)
+    mesh = topology(suspect, node("b", shard("m"), num_sessions=9))
+    assert {n.node_id for turn in range(2) if (n := pick_entry(mesh, "m", turn))} == {"b"}
+    assert pick_entry(mesh, "m", 0, avoid={"b"}) == suspect
+
+
 def test_an_entry_node_without_a_whole_route_is_not_picked() -> None:
     real, stub = node("real", shard("m", 0, 30)), node("stub", shard("m", 0, 10), stub=True)
     picked = pick_entry(topology(stub, real), "m", 0)

@@ -10,11 +10,12 @@ from services.tracker.registry import MAX_LAYERS, Registry
 from tests.services.tracker.meshes import MB, manifest, node, shard
 
 LEASE = 15.0
+SUSPECT = 7.5
 
 
 @pytest.fixture
 def registry() -> Registry:
-    return Registry(LEASE)
+    return Registry(LEASE, SUSPECT)
 
 
 def join(
@@ -90,7 +91,7 @@ def test_the_first_revision_counts_while_a_node_offers_it(registry: Registry) ->
 def test_a_pinned_revision_stays(registry: Registry) -> None:
     join(registry, "n1", revision="r1")
     join(registry, "n2", revision="r2")
-    registry.pin("m")
+    registry.pin(manifest())
     registry.leave("n1", "i1")
     assert registry.manifests["m"].revision == "r1"
     assert registry.holders("m") == ()
@@ -132,3 +133,22 @@ def test_manifests_without_sense_are_refused(registry: Registry) -> None:
     with pytest.raises(InvalidRequest, match="incarnation"):
         registry.register(node("n1", MB), "", [manifest()], 0)
     assert registry.manifests == {}
+
+
+def test_silence_makes_a_node_suspect_once(registry: Registry) -> None:
+    join(registry, "n1", now=0)
+    join(registry, "n2", now=1.0)
+    assert registry.suspect(7.4) == []
+    assert registry.suspect(7.5) == ["n1"]
+    assert registry.suspect(8.0) == []
+    assert [n.alive for n in registry.nodes().values()] == [False, True]
+    assert registry.renew(registry.member("n1", "i1"), 9.0)
+    assert not registry.renew(registry.member("n1", "i1"), 9.1)
+    assert registry.nodes()["n1"].alive
+
+
+def test_nobody_is_suspect_because_the_tracker_was_away(registry: Registry) -> None:
+    join(registry, now=0)
+    registry.extend_leases(100.0)
+    assert registry.suspect(107.4) == []
+    assert registry.suspect(107.5) == ["n1"]

@@ -29,3 +29,15 @@ def test_names_and_numbers_are_checked() -> None:
         Config("127.0.0.1", 0, deploy=("../m",))
     with pytest.raises(InvalidRequest, match="--kv-tokens"):
         Config("127.0.0.1", 0, kv_tokens=-1)
+
+
+def test_a_node_is_suspect_after_two_and_a_half_heartbeats() -> None:
+    assert Config("127.0.0.1", 0).suspect_after_seconds == 7.5
+    assert Config("127.0.0.1", 0, lease_seconds=15.0, heartbeat_seconds=10.0).suspect_after_seconds == 15.0
+    assert Config("127.0.0.1", 0, suspect_seconds=4.0).suspect_after_seconds == 4.0
+
+
+@pytest.mark.parametrize("suspect", [0.0, 3.0, 15.1, float("nan"), float("inf")])
+def test_suspicion_lies_between_heartbeat_and_lease(suspect: float) -> None:
+    with pytest.raises(InvalidRequest, match="--suspect"):
+        Config("127.0.0.1", 0, suspect_seconds=suspect)

@@ -138,6 +138,7 @@ async def test_silence_ends_a_lease() -> None:
             assert [n.node_id for n in (await admin.ListNodes(admin_pb2.ListNodesRequest())).nodes] == ["alive"]
             with pytest.raises(grpc.aio.AioRpcError, match="register again"):
                 await silent.heartbeat()
+            tracker.wait_for("node silent is suspect: nothing heard from it for 0.75 s")
             tracker.wait_for("node silent lost: nothing heard from it for 1.5 s")
 
 

@@ -1,0 +1,101 @@
+"""What the tracker must know again after a restart, and the changes of it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from meshnet.model import LayerRange
+from meshnet.topology import DeployedModel, Node
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Assignment:
+    """Layers of one model that a node holds or was told to load."""
+
+    model_id: str
+    layers: LayerRange
+
+
+Assignments = tuple[Assignment, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Remembered:
+    """The state of an earlier run: deployed models by id, models that were undeployed, assignments by node id, and
+    nodes that were being drained."""
+
+    models: Mapping[str, DeployedModel] = field(default_factory=dict)
+    undeployed: frozenset[str] = frozenset()
+    nodes: Mapping[str, Assignments] = field(default_factory=dict)
+    draining: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class SaveModel:
+    model: DeployedModel
+
+
+@dataclass(frozen=True, slots=True)
+class SaveUndeployed:
+    model_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class SaveNode:
+    """Replaces what was saved of the node."""
+
+    node_id: str
+    assignments: Assignments
+    draining: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ForgetNode:
+    node_id: str
+
+
+Save = SaveModel | SaveUndeployed | SaveNode | ForgetNode
+
+
+def subject(save: Save) -> tuple[str, str]:
+    """What a change is about. Of two changes with the same subject, only the later one counts."""
+    match save:
+        case SaveModel(model):
+            return "model", model.model_id
+        case SaveUndeployed(model_id):
+            return "model", model_id
+        case SaveNode(node_id) | ForgetNode(node_id):
+            return "node", node_id
+
+
+class NodeLog:
+    """What has been asked to be saved of nodes, so that only changes are saved again."""
+
+    def __init__(self, remembered: Remembered) -> None:
+        self._saved = {
+            node_id: SaveNode(node_id, assignments, node_id in remembered.draining)
+            for node_id, assignments in remembered.nodes.items()
+        }
+
+    def note(self, before: Mapping[str, Node], after: Mapping[str, Node]) -> list[Save]:
+        """Looks at the nodes that differ between two snapshots; load progress alone is no change."""
+        saves: list[Save] = []
+        for node_id, node in after.items():
+            if node == before.get(node_id):
+                continue
+            save = SaveNode(node_id, assignments_of(node), node.draining)
+            if self._saved.get(node_id) != save:
+                self._saved[node_id] = save
+                saves.append(save)
+        return saves
+
+    def forget_all_but(self, nodes: Mapping[str, Node]) -> list[Save]:
+        gone = sorted(self._saved.keys() - nodes.keys())
+        for node_id in gone:
+            del self._saved[node_id]
+        return [ForgetNode(node_id) for node_id in gone]
+
+
+def assignments_of(node: Node) -> Assignments:
+    return tuple(sorted(Assignment(shard.model_id, shard.layers) for shard in node.shards))

@@ -1,0 +1,153 @@
+"""What is saved comes back; what is not ours is refused and left as it is."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from meshnet.model import LayerRange
+from services.tracker.remembered import (
+    Assignment,
+    ForgetNode,
+    Remembered,
+    Save,
+    SaveModel,
+    SaveNode,
+    SaveUndeployed,
+)
+from services.tracker.store import MemoryStore, SqliteStore, Store, StoreFailed, open_store
+from tests.services.tracker.meshes import deployed
+
+FIRST = Assignment("m", LayerRange(0, 10))
+LAST = Assignment("m", LayerRange(20, 30))
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
+    store = open_store(None if request.param == "memory" else tmp_path / "state.db")
+    yield store
+    store.close()
+
+
+def test_a_new_store_remembers_nothing(store: Store) -> None:
+    assert store.load() == Remembered()
+
+
+def test_models_and_assignments_come_back(store: Store) -> None:
+    model = deployed(kv_tokens=64, priority=-3)
+    store.save([SaveModel(model), SaveNode("n1", (FIRST, LAST)), SaveNode("n2", (), draining=True)])
+    assert store.load() == Remembered({"m": model}, frozenset(), {"n1": (FIRST, LAST), "n2": ()}, frozenset({"n2"}))
+    store.save([SaveNode("n2", (LAST,))])
+    assert store.load().draining == frozenset()
+
+
+def test_later_changes_replace_earlier_ones(store: Store) -> None:
+    store.save([SaveModel(deployed(priority=1)), SaveNode("n1", (FIRST,)), SaveNode("n2", (LAST,))])
+    store.save([SaveModel(deployed(priority=2)), SaveNode("n1", (LAST,)), ForgetNode("n2"), ForgetNode("n3")])
+    assert store.load() == Remembered({"m": deployed(priority=2)}, frozenset(), {"n1": (LAST,)})
+
+
+def test_an_undeploy_is_remembered_until_the_next_deploy(store: Store) -> None:
+    store.save([SaveModel(deployed()), SaveUndeployed("m")])
+    assert store.load() == Remembered(undeployed=frozenset({"m"}))
+    store.save([SaveModel(deployed())])
+    assert store.load() == Remembered({"m": deployed()})
+
+
+def test_saving_twice_does_no_harm(store: Store) -> None:
+    saves: list[Save] = [SaveModel(deployed()), SaveNode("n1", (FIRST,)), ForgetNode("n2")]
+    store.save(saves)
+    before = store.load()
+    store.save(saves)
+    assert store.load() == before
+
+
+def test_a_file_outlives_the_store(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path / "state.db")
+    store.save([SaveModel(deployed()), SaveNode("n1", (FIRST,))])
+    before = store.load()
+    store.close()
+    again = SqliteStore(tmp_path / "state.db")
+    assert again.load() == before != Remembered()
+    again.close()
+
+
+def test_one_tracker_a_file(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path / "state.db")
+    store.save([SaveModel(deployed())])
+    with pytest.raises(StoreFailed, match="another tracker uses it"):
+        SqliteStore(tmp_path / "state.db")
+    store.close()
+
+
+def test_a_file_that_is_no_database_is_refused_and_kept(tmp_path: Path) -> None:
+    path = tmp_path / "notes.txt"
+    path.write_text("milk, bread\n" * 100)
+    with pytest.raises(StoreFailed, match=r"notes\.txt cannot be opened: file is not a database"):
+        SqliteStore(path)
+    assert path.read_text() == "milk, bread\n" * 100
+
+
+def test_a_database_of_another_program_is_refused_and_kept(tmp_path: Path) -> None:
+    path = tmp_path / "music.db"
+    with sqlite3.connect(path) as foreign:
+        foreign.execute("CREATE TABLE album (title TEXT)")
+    foreign.close()
+    before = path.read_bytes()
+    with pytest.raises(StoreFailed, match="database of another program"):
+        SqliteStore(path)
+    assert path.read_bytes() == before
+
+
+def test_a_newer_version_is_refused(tmp_path: Path) -> None:
+    path = _edited(tmp_path, "PRAGMA user_version = 2")
+    with pytest.raises(StoreFailed, match="state version 2, this meshnet knows 1"):
+        SqliteStore(path)
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        "UPDATE model SET deployed = '{'",
+        "UPDATE model SET deployed = '{}'",
+        "UPDATE assignment SET end_layer = start_layer",
+        "PRAGMA foreign_keys = OFF; DELETE FROM node",
+    ],
+)
+def test_rows_without_sense_are_named_as_damage(tmp_path: Path, edit: str) -> None:
+    store = SqliteStore(_edited(tmp_path, edit))
+    with pytest.raises(StoreFailed, match=r"state\.db is damaged"):
+        store.load()
+    store.close()
+
+
+def test_overwritten_pages_are_damage(tmp_path: Path) -> None:
+    path = _edited(tmp_path, "PRAGMA journal_mode = DELETE")
+    content = bytearray(path.read_bytes())
+    content[4096:] = b"\xa5" * (len(content) - 4096)
+    path.write_bytes(content)
+    with pytest.raises(StoreFailed, match=r"state\.db"):
+        SqliteStore(path)
+
+
+def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(StoreFailed, match=r"nowhere/state\.db cannot be opened"):
+        SqliteStore(tmp_path / "nowhere" / "state.db")
+
+
+def test_without_a_path_nothing_is_written() -> None:
+    assert isinstance(open_store(None), MemoryStore)
+
+
+def _edited(folder: Path, script: str) -> Path:
+    path = folder / "state.db"
+    store = SqliteStore(path)
+    store.save([SaveModel(deployed()), SaveNode("n1", (FIRST,))])
+    store.close()
+    editor = sqlite3.connect(path)
+    editor.executescript(script)
+    editor.close()
+    return path
