@@ -45,7 +45,7 @@ class NodePlan:
 class MeshPlan:
     """What to start. Addresses are HOST:PORT; `models` are ID=PATH or PATH.
 
-    `waits_for_others`: other machines will join, so too little memory is no error.
+    `state` is the file in which the tracker keeps what is deployed. `waits_for_others`: other machines will join, so too little memory is no error.
     """
 
     tracker_listen: str
@@ -56,6 +56,7 @@ class MeshPlan:
     deploy: tuple[str, ...]
     kv_tokens: int | None
     advertise: str | None = None
+    state: Path | None = None
     waits_for_others: bool = False
     log_to_terminal: bool = False
     log_level: str = "info"
@@ -91,6 +92,8 @@ class Launcher:
             arguments += ["--deploy", model_id]
         if plan.kv_tokens:
             arguments += ["--kv-tokens", str(plan.kv_tokens)]
+        if plan.state:
+            arguments += ["--state", str(plan.state)]
         tracker = self.processes.start("tracker", "services.tracker", arguments)
         port = self.processes.wait_ready(tracker, r"listening on \S+:(\d+)", START_SECONDS)[1]
         tracker_address = _reachable(plan.tracker_listen, int(port))

@@ -155,6 +155,10 @@ def tracker_node(
     threads: ThreadsOption = None,
     device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")] = "cpu",
     kv_tokens: KvTokensOption = None,
+    state: Annotated[
+        Path | None,
+        typer.Option(help="File in which the tracker keeps what is deployed. Default: forgotten at the end."),
+    ] = None,
     ask: AskOption = None,
     log_level: LogLevelOption = "info",
     log_to_terminal: LogOption = False,
@@ -172,6 +176,7 @@ def tracker_node(
         deploy=_model_ids(model, models),
         kv_tokens=kv_tokens,
         advertise=advertise,
+        state=state,
         waits_for_others=True,
         log_level=log_level,
         log_to_terminal=log_to_terminal,

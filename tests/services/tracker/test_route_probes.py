@@ -15,6 +15,7 @@ from meshnet.v1 import admin_pb2, common_pb2
 from services.tracker.config import Config
 from services.tracker.mesh import Mesh
 from services.tracker.servicer import AdminServicer
+from services.tracker.store import MemoryStore
 from services.tracker.tracker import Tracker
 from tests.services.tracker.meshes import MB, manifest, node, shard
 
@@ -27,7 +28,7 @@ FAILED = RouteProbe("m", ROUTE, "no token came back")
 @pytest.fixture
 async def tracker() -> Tracker:
     """Its mesh has one node that serves the whole model."""
-    tracker = Tracker(Config("127.0.0.1", 0, deploy=("m",)))
+    tracker = Tracker(Config("127.0.0.1", 0, deploy=("m",)), MemoryStore())
     lends = node("a", 40 * MB, shards=[shard(0, 10)])
     tracker.mesh.register(lends, "i", [manifest(num_layers=10)], LATER)
     return tracker
