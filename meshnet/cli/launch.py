@@ -45,7 +45,8 @@ class NodePlan:
 class MeshPlan:
     """What to start. Addresses are HOST:PORT; `models` are ID=PATH or PATH.
 
-    `state` is the file in which the tracker keeps what is deployed. `waits_for_others`: other machines will join, so too little memory is no error.
+    `state` is the file in which the tracker keeps what is deployed. `waits_for_others`: other machines will join, so
+    too little memory is no error.
     """
 
     tracker_listen: str

@@ -157,7 +157,7 @@ def tracker_node(
     kv_tokens: KvTokensOption = None,
     state: Annotated[
         Path | None,
-        typer.Option(help="File in which the tracker keeps what is deployed. Default: forgotten at the end."),
+        typer.Option(help="File in which the tracker keeps what is deployed. Default: none."),
     ] = None,
     ask: AskOption = None,
     log_level: LogLevelOption = "info",
