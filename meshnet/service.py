@@ -12,7 +12,7 @@ import traceback
 from collections.abc import Coroutine
 from typing import Any
 
-from meshnet.errors import MeshnetError
+from meshnet.errors import InvalidRequest, MeshnetError
 
 # Set by a parent, to its process id, that wants its services to end with it, however it ends.
 EXIT_WITH_PARENT = "MESHNET_EXIT_WITH_PARENT"
@@ -25,8 +25,14 @@ LOG_FORMAT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
 
 
 def configure_logging(level: str) -> None:
-    """Logs to standard error; standard output is for the line that says where the service listens."""
-    logging.basicConfig(level=level.upper(), format=LOG_FORMAT, stream=sys.stderr)
+    """Logs to standard error; standard output is for the line that says where the service listens.
+
+    Raises InvalidRequest for what is no level.
+    """
+    number = logging.getLevelNamesMapping().get(level.upper())
+    if number is None:
+        raise InvalidRequest(f"{level!r} is not a log level: use debug, info, warning or error")
+    logging.basicConfig(level=number, format=LOG_FORMAT, stream=sys.stderr)
     for noisy in ("asyncio", "httpx", "httpcore", "hypercorn.error", "transformers"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
 

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import IO
@@ -89,6 +89,19 @@ def start(
         process.wait()
         output.close()
         raise
+
+
+def wait_until(
+    condition: Callable[[], object], seconds: float = 20.0, what: str = "the condition", logs: Callable[[], str] = str
+) -> None:
+    """Waits for a condition of other processes, which can only be asked for again and again.
+
+    Raises AssertionError with the logs if it does not come true in time.
+    """
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {seconds:g} s: {what}\n{logs()}"
+        time.sleep(POLL_SECONDS)
 
 
 def _wait(

@@ -17,7 +17,7 @@ import typer
 from meshnet.addresses import join_address, split_address
 from meshnet.errors import InvalidRequest
 from meshnet.model_files import locate_models
-from meshnet.service import exit_with_parent
+from meshnet.service import configure_logging, exit_with_parent
 from services.gateway.app import create_app
 from services.gateway.config import GatewayConfig
 from services.gateway.mesh_client import MeshClient
@@ -53,8 +53,8 @@ def main(
     ] = 30.0,
 ) -> None:
     """The REST front of a mesh: the OpenAI API, tokenization and streaming."""
-    logging.basicConfig(level=_level(log_level), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
+        configure_logging(log_level)
         host, port = split_address(listen)
         split_address(tracker)
         files = locate_models(model or (), models)
@@ -98,10 +98,3 @@ def _listen(host: str, port: int) -> socket.socket:
     except OSError as error:
         typer.echo(f"meshnet gateway: cannot listen on {join_address(host, port)}: {error.strerror or error}", err=True)
         raise typer.Exit(1) from error
-
-
-def _level(name: str) -> int:
-    level = logging.getLevelNamesMapping().get(name.upper())
-    if level is None:
-        raise typer.BadParameter(f"{name!r} is not a log level: use debug, info, warning or error")
-    return level

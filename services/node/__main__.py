@@ -87,8 +87,8 @@ def main(
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.", envvar="MESHNET_LOG_LEVEL")] = "info",
 ) -> None:
     """Lends this machine's memory to a mesh: loads the layers that the tracker assigns and runs them."""
-    configure_logging(log_level)
     try:
+        configure_logging(log_level)
         files = locate_models(model or (), models)
         host, port = split_address(listen)
         config = NodeConfig(

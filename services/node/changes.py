@@ -19,8 +19,10 @@ class Changes:
         self._event.set()
         self._event = asyncio.Event()
 
-    async def wait_until(self, ready: Callable[[], T | None], within: float) -> T | None:
+    async def wait_until(self, ready: Callable[[], T | None], within: float | None) -> T | None:
         """What `ready` returns once it is not None; None if that takes longer than `within` seconds.
+
+        `within` None: the caller has a deadline of its own, which ends the wait.
 
         `ready` runs at once and after each announcement. What it raises is raised here.
         """

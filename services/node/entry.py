@@ -90,10 +90,9 @@ class EntryPoint:
             raise KvFull(f"{self._num_waiting} prompts wait for KV cache room already", RETRY_AFTER_SECONDS)
         self._num_waiting += 1
         try:
+            # One deadline for the turn and for the room.
             async with asyncio.timeout(self._config.admission_timeout), self._turn:
-                await self._forwarding.changes.wait_until(
-                    lambda: self._open(key, num_tokens), self._config.admission_timeout
-                )
+                await self._forwarding.changes.wait_until(lambda: self._open(key, num_tokens), within=None)
         except TimeoutError:
             waited = self._config.admission_timeout
             raise KvFull(f"no KV cache room came free within {waited:g} s", RETRY_AFTER_SECONDS) from None

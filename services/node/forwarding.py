@@ -67,8 +67,7 @@ class Forwarding:
         positions = attempt() if first_chunk else await self.changes.wait_until(attempt, self._reorder_timeout)
         if positions is None:
             positions = self.sessions.accept(pieces, first_chunk=True, now=time.monotonic())
-            if positions is None:
-                raise BadFrame("the chunks of this frame are out of order")
+            assert positions is not None, "a first chunk waits for none before it"
         self.changes.announce()
         return positions
 

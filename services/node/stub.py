@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from meshnet.errors import WrongLayers
 from meshnet.model import LayerRange
+from meshnet.wire import BYTES_PER_ELEMENT
 from services.node.core.work import (
     ForwardWork,
     FreeWork,
@@ -18,8 +19,6 @@ from services.node.core.work import (
     ShardSpec,
     Work,
 )
-
-BYTES_PER_ELEMENT = 2
 
 
 @dataclass(frozen=True, slots=True)

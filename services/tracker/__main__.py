@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -19,13 +18,6 @@ from services.tracker.store import StoreFailed
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 DEFAULT_PORT = 7700
-
-
-class LogLevel(StrEnum):
-    DEBUG = "debug"
-    INFO = "info"
-    WARNING = "warning"
-    ERROR = "error"
 
 
 @app.command()
@@ -64,13 +56,11 @@ def main(
             help="File that keeps deployed models and who holds what across restarts. Default: nothing is kept.",
         ),
     ] = None,
-    log_level: Annotated[
-        LogLevel, typer.Option(envvar="MESHNET_LOG_LEVEL", case_sensitive=False, help="Least level to log.")
-    ] = LogLevel.INFO,
+    log_level: Annotated[str, typer.Option(envvar="MESHNET_LOG_LEVEL", help="debug, info, warning or error.")] = "info",
 ) -> None:
     """Knows who is in the mesh and who holds what, and decides who should hold what."""
-    configure_logging(log_level)
     try:
+        configure_logging(log_level)
         host, port = split_address(listen, DEFAULT_PORT)
         config = Config(host, port, tuple(deploy or ()), kv_tokens, lease, heartbeat, suspect, state)
         asyncio.run(run_until_stopped(serve(config, _say_listening)))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import re
-import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,12 +16,11 @@ import httpx
 from meshnet import convert
 from meshnet.topology import Topology
 from meshnet.v1 import inference_pb2, inference_pb2_grpc, tracker_pb2, tracker_pb2_grpc
-from tests.processes import RunningProcess, start
+from tests.processes import RunningProcess, start, wait_until
 
 START_SECONDS = 120.0
 SETTLE_SECONDS = 120.0
 CALL_SECONDS = 180.0
-POLL_SECONDS = 0.05
 
 
 @dataclass(frozen=True)
@@ -59,9 +57,16 @@ class Mesh:
             pass
 
     def start_gateway(self, *, until_ready: bool = True) -> None:
-        options = [option for model in self.models for option in ("--model", model)]
         self.gateway = start(
-            ["-m", "services.gateway", "--tracker", self.tracker_address, "--listen", "127.0.0.1:0", *options],
+            [
+                "-m",
+                "services.gateway",
+                "--tracker",
+                self.tracker_address,
+                "--listen",
+                "127.0.0.1:0",
+                *self._model_options(),
+            ],
             re.compile(r"listening on (http://\S+)"),
             START_SECONDS,
         )
@@ -72,15 +77,17 @@ class Mesh:
     def _gateway_is_ready(self) -> bool:
         return bool(httpx.get(f"{self.gateway_url}/health", timeout=10).json()["status"] == "ok")
 
+    def _model_options(self) -> list[str]:
+        return [option for model in self.models for option in ("--model", model)]
+
     def _start_node(self, spec: NodeSpec) -> RunningProcess:
-        models = [option for model in self.models for option in ("--model", model)]
         return start(
             [
                 *("-m", "services.node", "--tracker", self.tracker_address, "--listen", "127.0.0.1:0"),
                 *("--node-id", spec.node_id, "--vram", spec.vram, "--quantization", spec.quantization),
                 *("--threads", "1", *["--tracker-node"] * spec.tracker_node, *["--stub"] * spec.stub),
                 *spec.options,
-                *models,
+                *self._model_options(),
             ],
             re.compile(r"listening on (\S+) \(gRPC (\S+)\)"),
             START_SECONDS,
@@ -195,11 +202,3 @@ def _stop_nodes(mesh: Mesh) -> None:
             pass  # closes its output
     for outcome in outcomes:
         outcome.result()
-
-
-def wait_until(condition: Callable[[], bool], seconds: float, what: str, logs: Callable[[], str] = str) -> None:
-    """Raises AssertionError with the logs if the condition does not come true in time."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {seconds:g} s: {what}\n{logs()}"
-        time.sleep(POLL_SECONDS)

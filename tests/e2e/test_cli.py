@@ -12,8 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.e2e.mesh import wait_until
 from tests.e2e.tiny import save_tiny_llama
+from tests.processes import wait_until
 
 START_SECONDS = 180
 
@@ -82,6 +82,9 @@ def test_too_little_memory_is_said_with_what_to_do(tmp_path: Path) -> None:
         (["chat", "--url", "http://127.0.0.1:1"], "no gateway answers"),
         (["node", "--vram", "much"], "is not a size"),
         (["node", "--listen", "nowhere"], "is not an address"),
+        (["node", "--log-level", "loud"], "is not a log level"),
+        (["tracker", "--log-level", "loud"], "is not a log level"),
+        (["gateway", "--log-level", "loud"], "is not a log level"),
     ],
 )
 def test_mistakes_get_one_clear_line(arguments: list[str], hint: str) -> None:

@@ -13,10 +13,11 @@ import pytest
 
 from meshnet.addresses import split_address
 from tests.e2e.commands import grpcurl
-from tests.e2e.mesh import SETTLE_SECONDS, Mesh, NodeSpec, running_mesh, wait_until
+from tests.e2e.mesh import SETTLE_SECONDS, Mesh, NodeSpec, running_mesh
 from tests.e2e.relay import relay
 from tests.e2e.tiny import save_tiny_llama
 from tests.parity import Reference
+from tests.processes import wait_until
 
 MODEL = "tiny"
 ROOM_FOR_THREE = "17.6MB"

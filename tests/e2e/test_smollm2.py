@@ -16,9 +16,10 @@ import pytest
 from transformers import AutoTokenizer
 
 from tests.e2e.commands import curl, grpcurl, meshnet
-from tests.e2e.mesh import Mesh, NodeSpec, running_mesh, wait_until
+from tests.e2e.mesh import Mesh, NodeSpec, running_mesh
 from tests.e2e.prompts import CHATS, prompt_ids
 from tests.parity import Reference
+from tests.processes import wait_until
 
 MODEL = "smollm2-135m"
 GOLDEN = Path(__file__).parents[1] / "golden"

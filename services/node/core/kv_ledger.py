@@ -6,6 +6,8 @@ from meshnet.errors import KvFull
 from meshnet.model import LayerRange
 from services.node.core.work import SessionKey
 
+# What the ledger counts in and a cache grows by. Steps of fixed size waste the least; copying a cache once in so many
+# tokens costs little beside attention, which reads all of it for each.
 BLOCK_TOKENS = 128
 
 

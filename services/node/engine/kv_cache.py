@@ -5,10 +5,7 @@ from __future__ import annotations
 import torch
 
 from meshnet.model import LayerRange
-
-# Tokens that a cache grows by. Steps of fixed size waste the least; copying a cache once in so many tokens costs
-# little beside attention, which reads all of it for each.
-BLOCK_TOKENS = 128
+from services.node.core.kv_ledger import BLOCK_TOKENS, blocks_for
 
 
 class KvCache:
@@ -50,7 +47,7 @@ class KvCache:
     ) -> torch.Tensor:
         tensor = tensors.get(layer)
         if tensor is None or tensor.shape[1] < end:
-            capacity = -(-end // BLOCK_TOKENS) * BLOCK_TOKENS
+            capacity = blocks_for(end) * BLOCK_TOKENS
             grown = new.new_empty(new.shape[0], capacity, new.shape[2])
             if tensor is not None:
                 grown[:, :position] = tensor[:, :position]

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import httpx
@@ -33,11 +32,3 @@ def running_gateway(*arguments: str, env: Mapping[str, str] | None = None) -> It
     args = ["-m", "services.gateway", "--listen", "127.0.0.1:0", *arguments]
     with processes.start(args, LISTENING, timeout=60, env=env) as process:
         yield Gateway(process, process.match[1])
-
-
-def wait_until(condition: Callable[[], object], timeout: float = 20) -> None:
-    """Waits for a condition of another process, which can only be asked for again and again."""
-    deadline = time.monotonic() + timeout
-    while not condition():
-        assert time.monotonic() < deadline, f"still not so after {timeout} s"
-        time.sleep(0.02)

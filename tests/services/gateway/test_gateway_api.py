@@ -20,6 +20,7 @@ from meshnet.topology import ShardState
 from meshnet.v1 import inference_pb2
 from services.gateway.limits import DEFAULT_KV_SHARE
 from services.gateway.tokenization import ModelTokenizer, load_tokenizer
+from tests.processes import wait_until
 from tests.services.gateway.fake_mesh import (
     CONTEXT_LENGTH,
     KV_TOKENS,
@@ -29,7 +30,7 @@ from tests.services.gateway.fake_mesh import (
     tokens,
     tokens_then_fail,
 )
-from tests.services.gateway.gateway_process import Gateway, running_gateway, wait_until
+from tests.services.gateway.gateway_process import Gateway, running_gateway
 
 HI: list[Any] = [{"role": "user", "content": "hi"}]
 END = 2

@@ -13,8 +13,9 @@ import httpx
 import pytest
 
 from meshnet import addresses
+from tests.processes import wait_until
 from tests.services.gateway.fake_mesh import FakeMesh, model, shard, tokens, tokens_then_wait
-from tests.services.gateway.gateway_process import running_gateway, wait_until
+from tests.services.gateway.gateway_process import running_gateway
 
 STOP_SECONDS = 8
 

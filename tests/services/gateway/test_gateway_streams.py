@@ -14,6 +14,7 @@ import httpx
 import pytest
 
 from meshnet.v1 import inference_pb2
+from tests.processes import wait_until
 from tests.services.gateway.fake_mesh import (
     Call,
     FakeMesh,
@@ -23,7 +24,7 @@ from tests.services.gateway.fake_mesh import (
     tokens,
     tokens_then_wait,
 )
-from tests.services.gateway.gateway_process import Gateway, running_gateway, wait_until
+from tests.services.gateway.gateway_process import Gateway, running_gateway
 
 WRITE_TIMEOUT = 2.0
 REQUEST_TIMEOUT = 60.0

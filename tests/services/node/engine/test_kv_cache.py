@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshnet.model import LayerRange
-from services.node.engine.kv_cache import BLOCK_TOKENS, KvCache
+from services.node.core.kv_ledger import BLOCK_TOKENS
+from services.node.engine.kv_cache import KvCache
 
 LAYERS = LayerRange(3, 5)
 KV_HEADS, HEAD_DIM = 2, 4
