@@ -8,21 +8,27 @@ from __future__ import annotations
 import math
 from typing import TypeVar
 
-from meshnet.directive import Directive, DirectiveKind, DirectiveState
+from meshnet.directive import Directive, DirectiveKind, DirectiveState, FailureKind
 from meshnet.errors import InvalidRequest
 from meshnet.model import LayerRange, ModelManifest, Quantization, WeightBytes, check_model_id
 from meshnet.topology import (
     Coverage,
     DeployedModel,
     Hop,
+    Link,
     Node,
     RouteProbe,
     Shard,
     ShardState,
+    Speed,
     Topology,
+    TopologyUpdate,
     check_node_id,
 )
 from meshnet.v1 import admin_pb2, common_pb2, tracker_pb2
+
+# Above anything real, and sums of such stay finite.
+MAX_RATE = 1e15
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -48,6 +54,13 @@ DIRECTIVE_STATE = {
     DirectiveState.READY: tracker_pb2.DIRECTIVE_STATE_READY,
     DirectiveState.DROPPED: tracker_pb2.DIRECTIVE_STATE_DROPPED,
     DirectiveState.FAILED: tracker_pb2.DIRECTIVE_STATE_FAILED,
+}
+FAILURE_KIND = {
+    FailureKind.NO_ROOM: tracker_pb2.DIRECTIVE_FAILURE_NO_ROOM,
+    FailureKind.STALE_PLAN: tracker_pb2.DIRECTIVE_FAILURE_STALE_PLAN,
+    FailureKind.BAD_FILES: tracker_pb2.DIRECTIVE_FAILURE_BAD_FILES,
+    FailureKind.NO_ANSWER: tracker_pb2.DIRECTIVE_FAILURE_NO_ANSWER,
+    FailureKind.OTHER: tracker_pb2.DIRECTIVE_FAILURE_OTHER,
 }
 
 
@@ -157,6 +170,45 @@ def probe_from_proto(message: common_pb2.RouteProbe) -> RouteProbe:
     )
 
 
+def speed_to_proto(speed: Speed) -> common_pb2.Speed:
+    return common_pb2.Speed(
+        model_id=speed.model_id,
+        quantization=QUANTIZATION[speed.quantization],
+        prefill_tokens_per_second=speed.prefill_tokens_per_second,
+        decode_tokens_per_second=speed.decode_tokens_per_second,
+    )
+
+
+def speed_from_proto(message: common_pb2.Speed) -> Speed:
+    for rate in (message.prefill_tokens_per_second, message.decode_tokens_per_second):
+        if not 0 < rate < MAX_RATE:
+            raise InvalidRequest(f"a layer cannot pass {rate} tokens a second")
+    return Speed(
+        model_id=check_model_id(message.model_id),
+        quantization=_key(QUANTIZATION, message.quantization, "a speed's quantization"),
+        prefill_tokens_per_second=message.prefill_tokens_per_second,
+        decode_tokens_per_second=message.decode_tokens_per_second,
+    )
+
+
+def link_to_proto(link: Link) -> common_pb2.Link:
+    return common_pb2.Link(
+        node_id=link.node_id, rtt_seconds=link.rtt_seconds, bytes_per_second=link.bytes_per_second or 0.0
+    )
+
+
+def link_from_proto(message: common_pb2.Link) -> Link:
+    if not 0 <= message.rtt_seconds < math.inf or not 0 <= message.bytes_per_second < MAX_RATE:
+        raise InvalidRequest(
+            f"a link cannot take {message.rtt_seconds} s there and back at {message.bytes_per_second} bytes/s"
+        )
+    return Link(
+        node_id=check_node_id(message.node_id) if message.node_id else "",
+        rtt_seconds=message.rtt_seconds,
+        bytes_per_second=message.bytes_per_second or None,
+    )
+
+
 def node_to_proto(node: Node) -> common_pb2.Node:
     return common_pb2.Node(
         node_id=node.node_id,
@@ -176,6 +228,13 @@ def node_to_proto(node: Node) -> common_pb2.Node:
         alive=node.alive,
         probes=[probe_to_proto(probe) for probe in node.probes],
         draining=node.draining,
+        fallback_quantizations=[QUANTIZATION[quantization] for quantization in node.fallbacks],
+        site=node.site,
+        memory_free_bytes=node.memory_free_bytes,
+        workspace_bytes=node.workspace_bytes,
+        queue_length=node.queue_length,
+        speeds=[speed_to_proto(speed) for speed in node.speeds],
+        links=[link_to_proto(link) for link in node.links],
     )
 
 
@@ -198,17 +257,35 @@ def node_from_proto(message: common_pb2.Node) -> Node:
         alive=message.alive,
         probes=tuple(probe_from_proto(probe) for probe in message.probes),
         draining=message.draining,
+        fallbacks=tuple(_key(QUANTIZATION, q, "a node's quantization") for q in message.fallback_quantizations),
+        site=message.site,
+        memory_free_bytes=message.memory_free_bytes if message.HasField("memory_free_bytes") else None,
+        workspace_bytes=message.workspace_bytes if message.HasField("workspace_bytes") else None,
+        queue_length=message.queue_length,
+        speeds=tuple(speed_from_proto(speed) for speed in message.speeds),
+        links=tuple(link_from_proto(link) for link in message.links),
     )
 
 
 def model_to_proto(model: DeployedModel) -> common_pb2.DeployedModel:
     return common_pb2.DeployedModel(
-        manifest=manifest_to_proto(model.manifest), kv_tokens=model.kv_tokens, priority=model.priority
+        manifest=manifest_to_proto(model.manifest),
+        kv_tokens=model.kv_tokens,
+        priority=model.priority,
+        context_length=model.context_length,
+        replicas=model.replicas or 0,
     )
 
 
 def model_from_proto(message: common_pb2.DeployedModel) -> DeployedModel:
-    return DeployedModel(manifest_from_proto(message.manifest), message.kv_tokens, message.priority)
+    manifest = manifest_from_proto(message.manifest)
+    return DeployedModel(
+        manifest=manifest,
+        kv_tokens=message.kv_tokens,
+        priority=message.priority,
+        max_context=None if message.context_length in (0, manifest.context_length) else message.context_length,
+        replicas=message.replicas or None,
+    )
 
 
 def topology_to_proto(topology: Topology) -> common_pb2.Topology:
@@ -229,6 +306,28 @@ def topology_from_proto(message: common_pb2.Topology) -> Topology:
     )
 
 
+def update_to_proto(update: TopologyUpdate) -> common_pb2.TopologyUpdate:
+    return common_pb2.TopologyUpdate(
+        version=update.version,
+        base_version=update.base_version,
+        nodes=[node_to_proto(node) for node in update.nodes],
+        removed_node_ids=update.removed_node_ids,
+        models=[model_to_proto(model) for model in update.models],
+        removed_model_ids=update.removed_model_ids,
+    )
+
+
+def update_from_proto(message: common_pb2.TopologyUpdate) -> TopologyUpdate:
+    return TopologyUpdate(
+        version=message.version,
+        base_version=message.base_version if message.HasField("base_version") else None,
+        nodes=tuple(node_from_proto(node) for node in message.nodes),
+        removed_node_ids=tuple(message.removed_node_ids),
+        models=tuple(model_from_proto(model) for model in message.models),
+        removed_model_ids=tuple(message.removed_model_ids),
+    )
+
+
 def directive_to_proto(directive: Directive) -> tracker_pb2.Directive:
     return tracker_pb2.Directive(
         directive_id=directive.directive_id,
@@ -245,6 +344,7 @@ def directive_to_proto(directive: Directive) -> tracker_pb2.Directive:
         bytes_done=directive.bytes_done,
         bytes_total=directive.bytes_total,
         failure=directive.failure,
+        failure_kind=FAILURE_KIND[directive.failure_kind] if directive.failure_kind else None,
     )
 
 
@@ -264,7 +364,13 @@ def directive_from_proto(message: tracker_pb2.Directive) -> Directive:
         bytes_done=message.bytes_done,
         bytes_total=message.bytes_total,
         failure=message.failure,
+        failure_kind=failure_kind_from_proto(message.failure_kind),
     )
+
+
+def failure_kind_from_proto(kind: tracker_pb2.DirectiveFailure) -> FailureKind | None:
+    """None if it is not set, or newer than this software."""
+    return next((key for key, value in FAILURE_KIND.items() if value == kind), None)
 
 
 def directive_state_from_proto(state: tracker_pb2.DirectiveState) -> DirectiveState:

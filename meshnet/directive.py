@@ -37,6 +37,16 @@ class DirectiveState(StrEnum):
         return not any(source is self for _, source in TRANSITIONS)
 
 
+class FailureKind(StrEnum):
+    """What a directive failed of. Only `NO_ROOM` and `OTHER` tell something about the node's memory."""
+
+    NO_ROOM = "NO_ROOM"
+    STALE_PLAN = "STALE_PLAN"
+    BAD_FILES = "BAD_FILES"
+    NO_ANSWER = "NO_ANSWER"
+    OTHER = "OTHER"
+
+
 _S = DirectiveState
 _LOAD = DirectiveKind.LOAD_SHARD
 _DROP = DirectiveKind.DROP_SHARD
@@ -68,9 +78,16 @@ class Directive:
     bytes_done: int = 0
     bytes_total: int = 0
     failure: str = ""
+    failure_kind: FailureKind | None = None
 
     def advance(
-        self, state: DirectiveState, *, bytes_done: int | None = None, bytes_total: int | None = None, failure: str = ""
+        self,
+        state: DirectiveState,
+        *,
+        bytes_done: int | None = None,
+        bytes_total: int | None = None,
+        failure: str = "",
+        failure_kind: FailureKind | None = None,
     ) -> Directive:
         """The directive in its next state. Raises InvalidRequest, and changes nothing, if the table forbids it."""
         if state not in TRANSITIONS.get((self.kind, self.state), frozenset()):
@@ -81,4 +98,5 @@ class Directive:
             bytes_done=self.bytes_done if bytes_done is None else bytes_done,
             bytes_total=self.bytes_total if bytes_total is None else bytes_total,
             failure=failure,
+            failure_kind=(failure_kind or FailureKind.OTHER) if state is DirectiveState.FAILED else None,
         )

@@ -19,6 +19,7 @@
     │   ├── NextHopFailed       refused, reset, or answered nonsense (502)
     │   └── NextHopTimeout      no answer within the deadline (504)
     ├── LoadFailed              a shard could not be loaded; the reason is for people
+    ├── TopologyGap             an update of the topology was missed: watch again from the whole
     └── Unregistered            the tracker does not know this node or incarnation
 """
 
@@ -148,3 +149,8 @@ class LoadFailed(MeshnetError):
 class Unregistered(MeshnetError):
     code = "unregistered"
     status = 404
+
+
+class TopologyGap(MeshnetError):
+    code = "topology_gap"
+    status = 503

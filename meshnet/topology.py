@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from meshnet.errors import InvalidRequest
+from meshnet.errors import InvalidRequest, TopologyGap
 from meshnet.model import LayerRange, ModelManifest, Quantization, merge_layers
 
 # Failure of a route that is too new for an outcome.
@@ -33,8 +33,34 @@ class Shard:
 
 
 @dataclass(frozen=True, slots=True)
+class Speed:
+    """Tokens a second through one layer of a model, as a node measured them: a chunk of a prompt, and one by one."""
+
+    model_id: str
+    quantization: Quantization
+    prefill_tokens_per_second: float
+    decode_tokens_per_second: float
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """The way from one node to another (`node_id` empty: to the tracker), as the first of them measured it.
+
+    `bytes_per_second` is of a large message; None: not measured yet.
+    """
+
+    node_id: str
+    rtt_seconds: float
+    bytes_per_second: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Node:
     """A node as it describes itself. Addresses are `host:port`; `vram_bytes` is all that it lends.
+
+    `quantization` is the one that it prefers; `fallbacks` it accepts where that one does not fit, best first. Nodes of
+    one `site` may fail together. `memory_free_bytes`: what nobody uses of the device's memory now. `workspace_bytes`:
+    what steps take beside weights and KV cache. None: not known.
 
     `alive` is the tracker's word: false for a suspect node, whose heartbeats are overdue but whose lease still runs.
     So is `draining`: the node gets no more layers, and its own are dropped as soon as others serve them.
@@ -57,6 +83,18 @@ class Node:
     alive: bool = True
     probes: tuple[RouteProbe, ...] = ()
     draining: bool = False
+    fallbacks: tuple[Quantization, ...] = ()
+    site: str = ""
+    memory_free_bytes: int | None = None
+    workspace_bytes: int | None = None
+    queue_length: int = 0
+    speeds: tuple[Speed, ...] = ()
+    links: tuple[Link, ...] = ()
+
+    @property
+    def quantizations(self) -> tuple[Quantization, ...]:
+        """All that it can run, best first."""
+        return (self.quantization, *(q for q in self.fallbacks if q is not self.quantization))
 
     def layers(self, model_id: str, *states: ShardState) -> frozenset[int]:
         """Layers of a model that the node holds in one of the states (READY unless told otherwise)."""
@@ -74,12 +112,20 @@ class DeployedModel:
     """A model that the mesh has been asked to serve.
 
     `kv_tokens` is what the KV cache of every shard must have room for. Models with a higher `priority` are placed
-    first when capacity is short.
+    first when capacity is short. `max_context`: longest sequence that the mesh serves, None: what the model was made
+    for. `replicas`: most replicas of a layer, None: as many as there is room for.
     """
 
     manifest: ModelManifest
     kv_tokens: int
     priority: int = 0
+    max_context: int | None = None
+    replicas: int | None = None
+
+    @property
+    def context_length(self) -> int:
+        """Longest sequence that the mesh serves of this model, in tokens."""
+        return min(self.max_context or self.manifest.context_length, self.manifest.context_length)
 
     @property
     def model_id(self) -> str:
@@ -138,12 +184,47 @@ class Coverage:
 
 
 @dataclass(frozen=True, slots=True)
+class TopologyUpdate:
+    """What has changed since `base_version`; with `base_version` None a whole snapshot."""
+
+    version: int
+    base_version: int | None
+    nodes: tuple[Node, ...] = ()
+    removed_node_ids: tuple[str, ...] = ()
+    models: tuple[DeployedModel, ...] = ()
+    removed_model_ids: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Topology:
     """A snapshot. `version` grows with every change."""
 
     version: int = 0
     nodes: dict[str, Node] = field(default_factory=dict)
     models: dict[str, DeployedModel] = field(default_factory=dict)
+
+    def update_since(self, base: Topology | None) -> TopologyUpdate:
+        """What a watcher that has seen `base` must be told. Snapshots share what has not changed, so this is quick."""
+        nodes, models = (base.nodes, base.models) if base else ({}, {})
+        return TopologyUpdate(
+            version=self.version,
+            base_version=base.version if base else None,
+            nodes=tuple(n for i, n in self.nodes.items() if nodes.get(i) is not n and nodes.get(i) != n),
+            removed_node_ids=tuple(nodes.keys() - self.nodes.keys()),
+            models=tuple(m for i, m in self.models.items() if models.get(i) is not m and models.get(i) != m),
+            removed_model_ids=tuple(models.keys() - self.models.keys()),
+        )
+
+    def updated(self, update: TopologyUpdate) -> Topology:
+        """The snapshot that an update leads to. Raises TopologyGap if it does not begin at this one."""
+        if update.base_version not in (None, self.version):
+            raise TopologyGap(f"an update from version {update.base_version}, where {self.version} is known")
+        whole = update.base_version is None
+        nodes = {} if whole else {i: n for i, n in self.nodes.items() if i not in update.removed_node_ids}
+        models = {} if whole else {i: m for i, m in self.models.items() if i not in update.removed_model_ids}
+        nodes.update((node.node_id, node) for node in update.nodes)
+        models.update((model.model_id, model) for model in update.models)
+        return Topology(update.version, nodes, models)
 
     def coverage(self, model_id: str) -> Coverage:
         """The coverage map of a deployed model. Raises KeyError for any other."""

@@ -1,12 +1,22 @@
 from meshnet.v1 import common_pb2 as _common_pb2
 from meshnet.v1 import tracker_pb2 as _tracker_pb2
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from collections.abc import Iterable as _Iterable, Mapping as _Mapping
 from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class EventLevel(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    EVENT_LEVEL_UNSPECIFIED: _ClassVar[EventLevel]
+    EVENT_LEVEL_INFO: _ClassVar[EventLevel]
+    EVENT_LEVEL_WARNING: _ClassVar[EventLevel]
+EVENT_LEVEL_UNSPECIFIED: EventLevel
+EVENT_LEVEL_INFO: EventLevel
+EVENT_LEVEL_WARNING: EventLevel
 
 class ListNodesRequest(_message.Message):
     __slots__ = ()
@@ -103,14 +113,20 @@ class ListRoutesResponse(_message.Message):
     def __init__(self, routes: _Optional[_Iterable[_Union[Route, _Mapping]]] = ...) -> None: ...
 
 class DeployModelRequest(_message.Message):
-    __slots__ = ("model_id", "kv_tokens", "priority")
+    __slots__ = ("model_id", "kv_tokens", "priority", "context_length", "sessions", "replicas")
     MODEL_ID_FIELD_NUMBER: _ClassVar[int]
     KV_TOKENS_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    CONTEXT_LENGTH_FIELD_NUMBER: _ClassVar[int]
+    SESSIONS_FIELD_NUMBER: _ClassVar[int]
+    REPLICAS_FIELD_NUMBER: _ClassVar[int]
     model_id: str
     kv_tokens: int
     priority: int
-    def __init__(self, model_id: _Optional[str] = ..., kv_tokens: _Optional[int] = ..., priority: _Optional[int] = ...) -> None: ...
+    context_length: int
+    sessions: int
+    replicas: int
+    def __init__(self, model_id: _Optional[str] = ..., kv_tokens: _Optional[int] = ..., priority: _Optional[int] = ..., context_length: _Optional[int] = ..., sessions: _Optional[int] = ..., replicas: _Optional[int] = ...) -> None: ...
 
 class DeployModelResponse(_message.Message):
     __slots__ = ("model", "directives", "shortfall")
@@ -173,3 +189,71 @@ class EvictNodeResponse(_message.Message):
     DIRECTIVES_FIELD_NUMBER: _ClassVar[int]
     directives: _containers.RepeatedCompositeFieldContainer[_tracker_pb2.Directive]
     def __init__(self, directives: _Optional[_Iterable[_Union[_tracker_pb2.Directive, _Mapping]]] = ...) -> None: ...
+
+class DescribeNodeRequest(_message.Message):
+    __slots__ = ("node_id",)
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    node_id: str
+    def __init__(self, node_id: _Optional[str] = ...) -> None: ...
+
+class DescribeNodeResponse(_message.Message):
+    __slots__ = ("node", "planned_bytes", "free_bytes", "believed_bytes", "directives", "silent_seconds")
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    PLANNED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    FREE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    BELIEVED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    DIRECTIVES_FIELD_NUMBER: _ClassVar[int]
+    SILENT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    node: _common_pb2.Node
+    planned_bytes: int
+    free_bytes: int
+    believed_bytes: int
+    directives: _containers.RepeatedCompositeFieldContainer[_tracker_pb2.Directive]
+    silent_seconds: float
+    def __init__(self, node: _Optional[_Union[_common_pb2.Node, _Mapping]] = ..., planned_bytes: _Optional[int] = ..., free_bytes: _Optional[int] = ..., believed_bytes: _Optional[int] = ..., directives: _Optional[_Iterable[_Union[_tracker_pb2.Directive, _Mapping]]] = ..., silent_seconds: _Optional[float] = ...) -> None: ...
+
+class GetPlanRequest(_message.Message):
+    __slots__ = ("without_node_ids", "deploy", "rebalance")
+    WITHOUT_NODE_IDS_FIELD_NUMBER: _ClassVar[int]
+    DEPLOY_FIELD_NUMBER: _ClassVar[int]
+    REBALANCE_FIELD_NUMBER: _ClassVar[int]
+    without_node_ids: _containers.RepeatedScalarFieldContainer[str]
+    deploy: DeployModelRequest
+    rebalance: bool
+    def __init__(self, without_node_ids: _Optional[_Iterable[str]] = ..., deploy: _Optional[_Union[DeployModelRequest, _Mapping]] = ..., rebalance: _Optional[bool] = ...) -> None: ...
+
+class GetPlanResponse(_message.Message):
+    __slots__ = ("directives", "shortfalls")
+    DIRECTIVES_FIELD_NUMBER: _ClassVar[int]
+    SHORTFALLS_FIELD_NUMBER: _ClassVar[int]
+    directives: _containers.RepeatedCompositeFieldContainer[_tracker_pb2.Directive]
+    shortfalls: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, directives: _Optional[_Iterable[_Union[_tracker_pb2.Directive, _Mapping]]] = ..., shortfalls: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class RebalanceRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class RebalanceResponse(_message.Message):
+    __slots__ = ("directives",)
+    DIRECTIVES_FIELD_NUMBER: _ClassVar[int]
+    directives: _containers.RepeatedCompositeFieldContainer[_tracker_pb2.Directive]
+    def __init__(self, directives: _Optional[_Iterable[_Union[_tracker_pb2.Directive, _Mapping]]] = ...) -> None: ...
+
+class WatchEventsRequest(_message.Message):
+    __slots__ = ("past",)
+    PAST_FIELD_NUMBER: _ClassVar[int]
+    past: int
+    def __init__(self, past: _Optional[int] = ...) -> None: ...
+
+class Event(_message.Message):
+    __slots__ = ("number", "unix_seconds", "level", "text")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    UNIX_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    LEVEL_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    unix_seconds: float
+    level: EventLevel
+    text: str
+    def __init__(self, number: _Optional[int] = ..., unix_seconds: _Optional[float] = ..., level: _Optional[_Union[EventLevel, str]] = ..., text: _Optional[str] = ...) -> None: ...

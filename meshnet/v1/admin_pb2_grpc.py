@@ -79,6 +79,26 @@ class AdminStub:
                 request_serializer=meshnet_dot_v1_dot_admin__pb2.EvictNodeRequest.SerializeToString,
                 response_deserializer=meshnet_dot_v1_dot_admin__pb2.EvictNodeResponse.FromString,
                 _registered_method=True)
+        self.DescribeNode = channel.unary_unary(
+                '/meshnet.v1.Admin/DescribeNode',
+                request_serializer=meshnet_dot_v1_dot_admin__pb2.DescribeNodeRequest.SerializeToString,
+                response_deserializer=meshnet_dot_v1_dot_admin__pb2.DescribeNodeResponse.FromString,
+                _registered_method=True)
+        self.GetPlan = channel.unary_unary(
+                '/meshnet.v1.Admin/GetPlan',
+                request_serializer=meshnet_dot_v1_dot_admin__pb2.GetPlanRequest.SerializeToString,
+                response_deserializer=meshnet_dot_v1_dot_admin__pb2.GetPlanResponse.FromString,
+                _registered_method=True)
+        self.Rebalance = channel.unary_unary(
+                '/meshnet.v1.Admin/Rebalance',
+                request_serializer=meshnet_dot_v1_dot_admin__pb2.RebalanceRequest.SerializeToString,
+                response_deserializer=meshnet_dot_v1_dot_admin__pb2.RebalanceResponse.FromString,
+                _registered_method=True)
+        self.WatchEvents = channel.unary_stream(
+                '/meshnet.v1.Admin/WatchEvents',
+                request_serializer=meshnet_dot_v1_dot_admin__pb2.WatchEventsRequest.SerializeToString,
+                response_deserializer=meshnet_dot_v1_dot_admin__pb2.Event.FromString,
+                _registered_method=True)
 
 
 class AdminServicer:
@@ -148,6 +168,34 @@ class AdminServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def DescribeNode(self, request, context):
+        """One node: what it holds and why, what it is told to do, what is believed of its memory.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetPlan(self, request, context):
+        """Changes nothing: which directives would be issued, and why, if some nodes were gone or a model was deployed.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Rebalance(self, request, context):
+        """Moves redundant replicas from where there are many to where there are few, also where the gain is small.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def WatchEvents(self, request, context):
+        """What happens in the mesh, as it happens: nodes, models, directives, coverage.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -195,6 +243,26 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.EvictNode,
                     request_deserializer=meshnet_dot_v1_dot_admin__pb2.EvictNodeRequest.FromString,
                     response_serializer=meshnet_dot_v1_dot_admin__pb2.EvictNodeResponse.SerializeToString,
+            ),
+            'DescribeNode': grpc.unary_unary_rpc_method_handler(
+                    servicer.DescribeNode,
+                    request_deserializer=meshnet_dot_v1_dot_admin__pb2.DescribeNodeRequest.FromString,
+                    response_serializer=meshnet_dot_v1_dot_admin__pb2.DescribeNodeResponse.SerializeToString,
+            ),
+            'GetPlan': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetPlan,
+                    request_deserializer=meshnet_dot_v1_dot_admin__pb2.GetPlanRequest.FromString,
+                    response_serializer=meshnet_dot_v1_dot_admin__pb2.GetPlanResponse.SerializeToString,
+            ),
+            'Rebalance': grpc.unary_unary_rpc_method_handler(
+                    servicer.Rebalance,
+                    request_deserializer=meshnet_dot_v1_dot_admin__pb2.RebalanceRequest.FromString,
+                    response_serializer=meshnet_dot_v1_dot_admin__pb2.RebalanceResponse.SerializeToString,
+            ),
+            'WatchEvents': grpc.unary_stream_rpc_method_handler(
+                    servicer.WatchEvents,
+                    request_deserializer=meshnet_dot_v1_dot_admin__pb2.WatchEventsRequest.FromString,
+                    response_serializer=meshnet_dot_v1_dot_admin__pb2.Event.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -440,6 +508,114 @@ class Admin:
             '/meshnet.v1.Admin/EvictNode',
             meshnet_dot_v1_dot_admin__pb2.EvictNodeRequest.SerializeToString,
             meshnet_dot_v1_dot_admin__pb2.EvictNodeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DescribeNode(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/meshnet.v1.Admin/DescribeNode',
+            meshnet_dot_v1_dot_admin__pb2.DescribeNodeRequest.SerializeToString,
+            meshnet_dot_v1_dot_admin__pb2.DescribeNodeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetPlan(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/meshnet.v1.Admin/GetPlan',
+            meshnet_dot_v1_dot_admin__pb2.GetPlanRequest.SerializeToString,
+            meshnet_dot_v1_dot_admin__pb2.GetPlanResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Rebalance(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/meshnet.v1.Admin/Rebalance',
+            meshnet_dot_v1_dot_admin__pb2.RebalanceRequest.SerializeToString,
+            meshnet_dot_v1_dot_admin__pb2.RebalanceResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WatchEvents(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/meshnet.v1.Admin/WatchEvents',
+            meshnet_dot_v1_dot_admin__pb2.WatchEventsRequest.SerializeToString,
+            meshnet_dot_v1_dot_admin__pb2.Event.FromString,
             options,
             channel_credentials,
             insecure,

@@ -107,8 +107,30 @@ class RouteProbe(_message.Message):
     latency_seconds: float
     def __init__(self, model_id: _Optional[str] = ..., hops: _Optional[_Iterable[_Union[Hop, _Mapping]]] = ..., failure: _Optional[str] = ..., latency_seconds: _Optional[float] = ...) -> None: ...
 
+class Speed(_message.Message):
+    __slots__ = ("model_id", "quantization", "prefill_tokens_per_second", "decode_tokens_per_second")
+    MODEL_ID_FIELD_NUMBER: _ClassVar[int]
+    QUANTIZATION_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_TOKENS_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    DECODE_TOKENS_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    model_id: str
+    quantization: Quantization
+    prefill_tokens_per_second: float
+    decode_tokens_per_second: float
+    def __init__(self, model_id: _Optional[str] = ..., quantization: _Optional[_Union[Quantization, str]] = ..., prefill_tokens_per_second: _Optional[float] = ..., decode_tokens_per_second: _Optional[float] = ...) -> None: ...
+
+class Link(_message.Message):
+    __slots__ = ("node_id", "rtt_seconds", "bytes_per_second")
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    RTT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    BYTES_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    node_id: str
+    rtt_seconds: float
+    bytes_per_second: float
+    def __init__(self, node_id: _Optional[str] = ..., rtt_seconds: _Optional[float] = ..., bytes_per_second: _Optional[float] = ...) -> None: ...
+
 class Node(_message.Message):
-    __slots__ = ("node_id", "forward_address", "grpc_address", "stub", "tracker_node", "vram_bytes", "quantization", "shards", "available_models", "num_sessions", "resident_bytes", "software_version", "device", "alive", "kv_tokens_free", "probes", "draining")
+    __slots__ = ("node_id", "forward_address", "grpc_address", "stub", "tracker_node", "vram_bytes", "quantization", "shards", "available_models", "num_sessions", "resident_bytes", "software_version", "device", "alive", "kv_tokens_free", "probes", "draining", "fallback_quantizations", "site", "memory_free_bytes", "workspace_bytes", "queue_length", "speeds", "links")
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     FORWARD_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     GRPC_ADDRESS_FIELD_NUMBER: _ClassVar[int]
@@ -126,6 +148,13 @@ class Node(_message.Message):
     KV_TOKENS_FREE_FIELD_NUMBER: _ClassVar[int]
     PROBES_FIELD_NUMBER: _ClassVar[int]
     DRAINING_FIELD_NUMBER: _ClassVar[int]
+    FALLBACK_QUANTIZATIONS_FIELD_NUMBER: _ClassVar[int]
+    SITE_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_FREE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    WORKSPACE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_LENGTH_FIELD_NUMBER: _ClassVar[int]
+    SPEEDS_FIELD_NUMBER: _ClassVar[int]
+    LINKS_FIELD_NUMBER: _ClassVar[int]
     node_id: str
     forward_address: str
     grpc_address: str
@@ -143,17 +172,28 @@ class Node(_message.Message):
     kv_tokens_free: int
     probes: _containers.RepeatedCompositeFieldContainer[RouteProbe]
     draining: bool
-    def __init__(self, node_id: _Optional[str] = ..., forward_address: _Optional[str] = ..., grpc_address: _Optional[str] = ..., stub: _Optional[bool] = ..., tracker_node: _Optional[bool] = ..., vram_bytes: _Optional[int] = ..., quantization: _Optional[_Union[Quantization, str]] = ..., shards: _Optional[_Iterable[_Union[Shard, _Mapping]]] = ..., available_models: _Optional[_Iterable[str]] = ..., num_sessions: _Optional[int] = ..., resident_bytes: _Optional[int] = ..., software_version: _Optional[str] = ..., device: _Optional[str] = ..., alive: _Optional[bool] = ..., kv_tokens_free: _Optional[int] = ..., probes: _Optional[_Iterable[_Union[RouteProbe, _Mapping]]] = ..., draining: _Optional[bool] = ...) -> None: ...
+    fallback_quantizations: _containers.RepeatedScalarFieldContainer[Quantization]
+    site: str
+    memory_free_bytes: int
+    workspace_bytes: int
+    queue_length: int
+    speeds: _containers.RepeatedCompositeFieldContainer[Speed]
+    links: _containers.RepeatedCompositeFieldContainer[Link]
+    def __init__(self, node_id: _Optional[str] = ..., forward_address: _Optional[str] = ..., grpc_address: _Optional[str] = ..., stub: _Optional[bool] = ..., tracker_node: _Optional[bool] = ..., vram_bytes: _Optional[int] = ..., quantization: _Optional[_Union[Quantization, str]] = ..., shards: _Optional[_Iterable[_Union[Shard, _Mapping]]] = ..., available_models: _Optional[_Iterable[str]] = ..., num_sessions: _Optional[int] = ..., resident_bytes: _Optional[int] = ..., software_version: _Optional[str] = ..., device: _Optional[str] = ..., alive: _Optional[bool] = ..., kv_tokens_free: _Optional[int] = ..., probes: _Optional[_Iterable[_Union[RouteProbe, _Mapping]]] = ..., draining: _Optional[bool] = ..., fallback_quantizations: _Optional[_Iterable[_Union[Quantization, str]]] = ..., site: _Optional[str] = ..., memory_free_bytes: _Optional[int] = ..., workspace_bytes: _Optional[int] = ..., queue_length: _Optional[int] = ..., speeds: _Optional[_Iterable[_Union[Speed, _Mapping]]] = ..., links: _Optional[_Iterable[_Union[Link, _Mapping]]] = ...) -> None: ...
 
 class DeployedModel(_message.Message):
-    __slots__ = ("manifest", "kv_tokens", "priority")
+    __slots__ = ("manifest", "kv_tokens", "priority", "context_length", "replicas")
     MANIFEST_FIELD_NUMBER: _ClassVar[int]
     KV_TOKENS_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    CONTEXT_LENGTH_FIELD_NUMBER: _ClassVar[int]
+    REPLICAS_FIELD_NUMBER: _ClassVar[int]
     manifest: ModelManifest
     kv_tokens: int
     priority: int
-    def __init__(self, manifest: _Optional[_Union[ModelManifest, _Mapping]] = ..., kv_tokens: _Optional[int] = ..., priority: _Optional[int] = ...) -> None: ...
+    context_length: int
+    replicas: int
+    def __init__(self, manifest: _Optional[_Union[ModelManifest, _Mapping]] = ..., kv_tokens: _Optional[int] = ..., priority: _Optional[int] = ..., context_length: _Optional[int] = ..., replicas: _Optional[int] = ...) -> None: ...
 
 class Topology(_message.Message):
     __slots__ = ("version", "nodes", "models")
@@ -164,3 +204,19 @@ class Topology(_message.Message):
     nodes: _containers.RepeatedCompositeFieldContainer[Node]
     models: _containers.RepeatedCompositeFieldContainer[DeployedModel]
     def __init__(self, version: _Optional[int] = ..., nodes: _Optional[_Iterable[_Union[Node, _Mapping]]] = ..., models: _Optional[_Iterable[_Union[DeployedModel, _Mapping]]] = ...) -> None: ...
+
+class TopologyUpdate(_message.Message):
+    __slots__ = ("version", "base_version", "nodes", "removed_node_ids", "models", "removed_model_ids")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    BASE_VERSION_FIELD_NUMBER: _ClassVar[int]
+    NODES_FIELD_NUMBER: _ClassVar[int]
+    REMOVED_NODE_IDS_FIELD_NUMBER: _ClassVar[int]
+    MODELS_FIELD_NUMBER: _ClassVar[int]
+    REMOVED_MODEL_IDS_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    base_version: int
+    nodes: _containers.RepeatedCompositeFieldContainer[Node]
+    removed_node_ids: _containers.RepeatedScalarFieldContainer[str]
+    models: _containers.RepeatedCompositeFieldContainer[DeployedModel]
+    removed_model_ids: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, version: _Optional[int] = ..., base_version: _Optional[int] = ..., nodes: _Optional[_Iterable[_Union[Node, _Mapping]]] = ..., removed_node_ids: _Optional[_Iterable[str]] = ..., models: _Optional[_Iterable[_Union[DeployedModel, _Mapping]]] = ..., removed_model_ids: _Optional[_Iterable[str]] = ...) -> None: ...

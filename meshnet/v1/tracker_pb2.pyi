@@ -23,6 +23,15 @@ class DirectiveState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     DIRECTIVE_STATE_READY: _ClassVar[DirectiveState]
     DIRECTIVE_STATE_DROPPED: _ClassVar[DirectiveState]
     DIRECTIVE_STATE_FAILED: _ClassVar[DirectiveState]
+
+class DirectiveFailure(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    DIRECTIVE_FAILURE_UNSPECIFIED: _ClassVar[DirectiveFailure]
+    DIRECTIVE_FAILURE_NO_ROOM: _ClassVar[DirectiveFailure]
+    DIRECTIVE_FAILURE_STALE_PLAN: _ClassVar[DirectiveFailure]
+    DIRECTIVE_FAILURE_BAD_FILES: _ClassVar[DirectiveFailure]
+    DIRECTIVE_FAILURE_NO_ANSWER: _ClassVar[DirectiveFailure]
+    DIRECTIVE_FAILURE_OTHER: _ClassVar[DirectiveFailure]
 DIRECTIVE_KIND_UNSPECIFIED: DirectiveKind
 DIRECTIVE_KIND_LOAD_SHARD: DirectiveKind
 DIRECTIVE_KIND_DROP_SHARD: DirectiveKind
@@ -33,9 +42,15 @@ DIRECTIVE_STATE_LOADING: DirectiveState
 DIRECTIVE_STATE_READY: DirectiveState
 DIRECTIVE_STATE_DROPPED: DirectiveState
 DIRECTIVE_STATE_FAILED: DirectiveState
+DIRECTIVE_FAILURE_UNSPECIFIED: DirectiveFailure
+DIRECTIVE_FAILURE_NO_ROOM: DirectiveFailure
+DIRECTIVE_FAILURE_STALE_PLAN: DirectiveFailure
+DIRECTIVE_FAILURE_BAD_FILES: DirectiveFailure
+DIRECTIVE_FAILURE_NO_ANSWER: DirectiveFailure
+DIRECTIVE_FAILURE_OTHER: DirectiveFailure
 
 class Directive(_message.Message):
-    __slots__ = ("directive_id", "node_id", "kind", "model_id", "layers", "quantization", "revision", "kv_tokens", "plan_version", "reason", "state", "bytes_done", "bytes_total", "failure")
+    __slots__ = ("directive_id", "node_id", "kind", "model_id", "layers", "quantization", "revision", "kv_tokens", "plan_version", "reason", "state", "bytes_done", "bytes_total", "failure", "failure_kind")
     DIRECTIVE_ID_FIELD_NUMBER: _ClassVar[int]
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
@@ -50,6 +65,7 @@ class Directive(_message.Message):
     BYTES_DONE_FIELD_NUMBER: _ClassVar[int]
     BYTES_TOTAL_FIELD_NUMBER: _ClassVar[int]
     FAILURE_FIELD_NUMBER: _ClassVar[int]
+    FAILURE_KIND_FIELD_NUMBER: _ClassVar[int]
     directive_id: str
     node_id: str
     kind: DirectiveKind
@@ -64,7 +80,8 @@ class Directive(_message.Message):
     bytes_done: int
     bytes_total: int
     failure: str
-    def __init__(self, directive_id: _Optional[str] = ..., node_id: _Optional[str] = ..., kind: _Optional[_Union[DirectiveKind, str]] = ..., model_id: _Optional[str] = ..., layers: _Optional[_Union[_common_pb2.LayerRange, _Mapping]] = ..., quantization: _Optional[_Union[_common_pb2.Quantization, str]] = ..., revision: _Optional[str] = ..., kv_tokens: _Optional[int] = ..., plan_version: _Optional[int] = ..., reason: _Optional[str] = ..., state: _Optional[_Union[DirectiveState, str]] = ..., bytes_done: _Optional[int] = ..., bytes_total: _Optional[int] = ..., failure: _Optional[str] = ...) -> None: ...
+    failure_kind: DirectiveFailure
+    def __init__(self, directive_id: _Optional[str] = ..., node_id: _Optional[str] = ..., kind: _Optional[_Union[DirectiveKind, str]] = ..., model_id: _Optional[str] = ..., layers: _Optional[_Union[_common_pb2.LayerRange, _Mapping]] = ..., quantization: _Optional[_Union[_common_pb2.Quantization, str]] = ..., revision: _Optional[str] = ..., kv_tokens: _Optional[int] = ..., plan_version: _Optional[int] = ..., reason: _Optional[str] = ..., state: _Optional[_Union[DirectiveState, str]] = ..., bytes_done: _Optional[int] = ..., bytes_total: _Optional[int] = ..., failure: _Optional[str] = ..., failure_kind: _Optional[_Union[DirectiveFailure, str]] = ...) -> None: ...
 
 class RegisterRequest(_message.Message):
     __slots__ = ("node", "incarnation", "manifests", "wire_version")
@@ -87,7 +104,7 @@ class RegisterResponse(_message.Message):
     def __init__(self, lease_seconds: _Optional[float] = ..., heartbeat_seconds: _Optional[float] = ...) -> None: ...
 
 class HeartbeatRequest(_message.Message):
-    __slots__ = ("node_id", "incarnation", "shards", "num_sessions", "resident_bytes", "kv_tokens_free", "probes")
+    __slots__ = ("node_id", "incarnation", "shards", "num_sessions", "resident_bytes", "kv_tokens_free", "probes", "memory_free_bytes", "workspace_bytes", "queue_length", "speeds", "links")
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     SHARDS_FIELD_NUMBER: _ClassVar[int]
@@ -95,6 +112,11 @@ class HeartbeatRequest(_message.Message):
     RESIDENT_BYTES_FIELD_NUMBER: _ClassVar[int]
     KV_TOKENS_FREE_FIELD_NUMBER: _ClassVar[int]
     PROBES_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_FREE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    WORKSPACE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_LENGTH_FIELD_NUMBER: _ClassVar[int]
+    SPEEDS_FIELD_NUMBER: _ClassVar[int]
+    LINKS_FIELD_NUMBER: _ClassVar[int]
     node_id: str
     incarnation: str
     shards: _containers.RepeatedCompositeFieldContainer[_common_pb2.Shard]
@@ -102,7 +124,12 @@ class HeartbeatRequest(_message.Message):
     resident_bytes: int
     kv_tokens_free: int
     probes: _containers.RepeatedCompositeFieldContainer[_common_pb2.RouteProbe]
-    def __init__(self, node_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., shards: _Optional[_Iterable[_Union[_common_pb2.Shard, _Mapping]]] = ..., num_sessions: _Optional[int] = ..., resident_bytes: _Optional[int] = ..., kv_tokens_free: _Optional[int] = ..., probes: _Optional[_Iterable[_Union[_common_pb2.RouteProbe, _Mapping]]] = ...) -> None: ...
+    memory_free_bytes: int
+    workspace_bytes: int
+    queue_length: int
+    speeds: _containers.RepeatedCompositeFieldContainer[_common_pb2.Speed]
+    links: _containers.RepeatedCompositeFieldContainer[_common_pb2.Link]
+    def __init__(self, node_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., shards: _Optional[_Iterable[_Union[_common_pb2.Shard, _Mapping]]] = ..., num_sessions: _Optional[int] = ..., resident_bytes: _Optional[int] = ..., kv_tokens_free: _Optional[int] = ..., probes: _Optional[_Iterable[_Union[_common_pb2.RouteProbe, _Mapping]]] = ..., memory_free_bytes: _Optional[int] = ..., workspace_bytes: _Optional[int] = ..., queue_length: _Optional[int] = ..., speeds: _Optional[_Iterable[_Union[_common_pb2.Speed, _Mapping]]] = ..., links: _Optional[_Iterable[_Union[_common_pb2.Link, _Mapping]]] = ...) -> None: ...
 
 class HeartbeatResponse(_message.Message):
     __slots__ = ()
@@ -117,7 +144,7 @@ class WatchDirectivesRequest(_message.Message):
     def __init__(self, node_id: _Optional[str] = ..., incarnation: _Optional[str] = ...) -> None: ...
 
 class ReportDirectiveRequest(_message.Message):
-    __slots__ = ("node_id", "incarnation", "directive_id", "state", "bytes_done", "bytes_total", "failure", "shards")
+    __slots__ = ("node_id", "incarnation", "directive_id", "state", "bytes_done", "bytes_total", "failure", "shards", "failure_kind")
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     DIRECTIVE_ID_FIELD_NUMBER: _ClassVar[int]
@@ -126,6 +153,7 @@ class ReportDirectiveRequest(_message.Message):
     BYTES_TOTAL_FIELD_NUMBER: _ClassVar[int]
     FAILURE_FIELD_NUMBER: _ClassVar[int]
     SHARDS_FIELD_NUMBER: _ClassVar[int]
+    FAILURE_KIND_FIELD_NUMBER: _ClassVar[int]
     node_id: str
     incarnation: str
     directive_id: str
@@ -134,7 +162,8 @@ class ReportDirectiveRequest(_message.Message):
     bytes_total: int
     failure: str
     shards: _containers.RepeatedCompositeFieldContainer[_common_pb2.Shard]
-    def __init__(self, node_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., directive_id: _Optional[str] = ..., state: _Optional[_Union[DirectiveState, str]] = ..., bytes_done: _Optional[int] = ..., bytes_total: _Optional[int] = ..., failure: _Optional[str] = ..., shards: _Optional[_Iterable[_Union[_common_pb2.Shard, _Mapping]]] = ...) -> None: ...
+    failure_kind: DirectiveFailure
+    def __init__(self, node_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., directive_id: _Optional[str] = ..., state: _Optional[_Union[DirectiveState, str]] = ..., bytes_done: _Optional[int] = ..., bytes_total: _Optional[int] = ..., failure: _Optional[str] = ..., shards: _Optional[_Iterable[_Union[_common_pb2.Shard, _Mapping]]] = ..., failure_kind: _Optional[_Union[DirectiveFailure, str]] = ...) -> None: ...
 
 class ReportDirectiveResponse(_message.Message):
     __slots__ = ()
@@ -159,3 +188,17 @@ class GetTopologyRequest(_message.Message):
 class WatchTopologyRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
+
+class PingRequest(_message.Message):
+    __slots__ = ("payload", "answer_bytes")
+    PAYLOAD_FIELD_NUMBER: _ClassVar[int]
+    ANSWER_BYTES_FIELD_NUMBER: _ClassVar[int]
+    payload: bytes
+    answer_bytes: int
+    def __init__(self, payload: _Optional[bytes] = ..., answer_bytes: _Optional[int] = ...) -> None: ...
+
+class PingResponse(_message.Message):
+    __slots__ = ("payload",)
+    PAYLOAD_FIELD_NUMBER: _ClassVar[int]
+    payload: bytes
+    def __init__(self, payload: _Optional[bytes] = ...) -> None: ...

@@ -68,7 +68,12 @@ class TrackerStub:
         self.WatchTopology = channel.unary_stream(
                 '/meshnet.v1.Tracker/WatchTopology',
                 request_serializer=meshnet_dot_v1_dot_tracker__pb2.WatchTopologyRequest.SerializeToString,
-                response_deserializer=meshnet_dot_v1_dot_common__pb2.Topology.FromString,
+                response_deserializer=meshnet_dot_v1_dot_common__pb2.TopologyUpdate.FromString,
+                _registered_method=True)
+        self.Ping = channel.unary_unary(
+                '/meshnet.v1.Tracker/Ping',
+                request_serializer=meshnet_dot_v1_dot_tracker__pb2.PingRequest.SerializeToString,
+                response_deserializer=meshnet_dot_v1_dot_tracker__pb2.PingResponse.FromString,
                 _registered_method=True)
 
 
@@ -118,7 +123,14 @@ class TrackerServicer:
         raise NotImplementedError('Method not implemented!')
 
     def WatchTopology(self, request, context):
-        """The topology now and, whole, after every change.
+        """The topology: first whole, then what changes. A watcher that finds a gap between versions asks again.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Ping(self, request, context):
+        """Answers with as many bytes as asked for: nodes measure their way to the tracker with it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -160,7 +172,12 @@ def add_TrackerServicer_to_server(servicer, server):
             'WatchTopology': grpc.unary_stream_rpc_method_handler(
                     servicer.WatchTopology,
                     request_deserializer=meshnet_dot_v1_dot_tracker__pb2.WatchTopologyRequest.FromString,
-                    response_serializer=meshnet_dot_v1_dot_common__pb2.Topology.SerializeToString,
+                    response_serializer=meshnet_dot_v1_dot_common__pb2.TopologyUpdate.SerializeToString,
+            ),
+            'Ping': grpc.unary_unary_rpc_method_handler(
+                    servicer.Ping,
+                    request_deserializer=meshnet_dot_v1_dot_tracker__pb2.PingRequest.FromString,
+                    response_serializer=meshnet_dot_v1_dot_tracker__pb2.PingResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -351,7 +368,34 @@ class Tracker:
             target,
             '/meshnet.v1.Tracker/WatchTopology',
             meshnet_dot_v1_dot_tracker__pb2.WatchTopologyRequest.SerializeToString,
-            meshnet_dot_v1_dot_common__pb2.Topology.FromString,
+            meshnet_dot_v1_dot_common__pb2.TopologyUpdate.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Ping(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/meshnet.v1.Tracker/Ping',
+            meshnet_dot_v1_dot_tracker__pb2.PingRequest.SerializeToString,
+            meshnet_dot_v1_dot_tracker__pb2.PingResponse.FromString,
             options,
             channel_credentials,
             insecure,

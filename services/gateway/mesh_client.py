@@ -111,8 +111,10 @@ class MeshClient:
     async def _follow(self, stub: tracker_pb2_grpc.TrackerStub) -> str:
         """Follows one stream to its end; returns why it ended."""
         try:
+            topology = Topology()
             async for message in stub.WatchTopology(tracker_pb2.WatchTopologyRequest()):
-                self.set_topology(convert.topology_from_proto(message))
+                topology = topology.updated(convert.update_from_proto(message))
+                self.set_topology(topology)
                 if not self.tracker_connected:
                     log.info("following the topology of the tracker at %s", self.tracker)
                 self.tracker_connected = True

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 from meshnet.directive import Directive
-from meshnet.errors import InvalidRequest, MeshnetError, Unregistered
+from meshnet.errors import InvalidRequest, MeshnetError, TopologyGap, Unregistered
 from meshnet.model import ModelManifest
 from meshnet.topology import Node, Topology
 from services.node.tracker_client import TrackerClient, TrackerUnreachable
@@ -45,7 +45,7 @@ class Agent:
                 )
             except Unregistered:
                 log.warning("the tracker no longer knows this node: registering again")
-            except (TrackerUnreachable, InvalidRequest) as lost:
+            except (TrackerUnreachable, InvalidRequest, TopologyGap) as lost:
                 log.warning("%s; serving goes on, registering again", lost)
             self.registered.clear()
             await asyncio.sleep(RETRY_SECONDS)

@@ -40,7 +40,7 @@ class TrackerClient:
 
     def __init__(self, address: str, node_id: str, incarnation: str) -> None:
         self.address = address
-        self._ids = {"node_id": node_id, "incarnation": incarnation}
+        self._node_id, self._incarnation = node_id, incarnation
         self._channel = rpc.channel(address)
         self._stub = tracker_pb2_grpc.TrackerStub(self._channel)
 
@@ -50,7 +50,7 @@ class TrackerClient:
     async def register(self, node: Node, manifests: list[ModelManifest]) -> Lease:
         request = tracker_pb2.RegisterRequest(
             node=convert.node_to_proto(node),
-            incarnation=self._ids["incarnation"],
+            incarnation=self._incarnation,
             manifests=[convert.manifest_to_proto(manifest) for manifest in manifests],
             wire_version=WIRE_VERSION,
         )
@@ -60,24 +60,32 @@ class TrackerClient:
 
     async def heartbeat(self, node: Node) -> None:
         request = tracker_pb2.HeartbeatRequest(
-            **self._ids,
+            node_id=self._node_id,
+            incarnation=self._incarnation,
             shards=[convert.shard_to_proto(shard) for shard in node.shards],
             num_sessions=node.num_sessions,
             resident_bytes=node.resident_bytes,
             kv_tokens_free=node.kv_tokens_free,
             probes=[convert.probe_to_proto(probe) for probe in node.probes],
+            memory_free_bytes=node.memory_free_bytes,
+            workspace_bytes=node.workspace_bytes,
+            queue_length=node.queue_length,
+            speeds=[convert.speed_to_proto(speed) for speed in node.speeds],
+            links=[convert.link_to_proto(link) for link in node.links],
         )
         with self._translated_errors():
             await self._stub.Heartbeat(request, timeout=CALL_TIMEOUT)
 
     async def report(self, directive: Directive, shards: tuple[Shard, ...]) -> None:
         request = tracker_pb2.ReportDirectiveRequest(
-            **self._ids,
+            node_id=self._node_id,
+            incarnation=self._incarnation,
             directive_id=directive.directive_id,
             state=convert.DIRECTIVE_STATE[directive.state],
             bytes_done=directive.bytes_done,
             bytes_total=directive.bytes_total,
             failure=directive.failure,
+            failure_kind=convert.FAILURE_KIND[directive.failure_kind] if directive.failure_kind else None,
             shards=[convert.shard_to_proto(shard) for shard in shards],
         )
         with self._translated_errors():
@@ -85,19 +93,25 @@ class TrackerClient:
 
     async def leave(self) -> None:
         with self._translated_errors():
-            await self._stub.Leave(tracker_pb2.LeaveRequest(**self._ids), timeout=2.0)
+            await self._stub.Leave(
+                tracker_pb2.LeaveRequest(node_id=self._node_id, incarnation=self._incarnation), timeout=2.0
+            )
 
     async def directives(self) -> AsyncIterator[Directive]:
         """Directives for this node until the stream breaks."""
         with self._translated_errors():
-            async for message in self._stub.WatchDirectives(tracker_pb2.WatchDirectivesRequest(**self._ids)):
+            async for message in self._stub.WatchDirectives(
+                tracker_pb2.WatchDirectivesRequest(node_id=self._node_id, incarnation=self._incarnation)
+            ):
                 yield convert.directive_from_proto(message)
 
     async def topologies(self) -> AsyncIterator[Topology]:
-        """Topology snapshots until the stream breaks."""
+        """Topology snapshots until the stream breaks. Raises TopologyGap if an update was missed."""
+        topology = Topology()
         with self._translated_errors():
             async for message in self._stub.WatchTopology(tracker_pb2.WatchTopologyRequest()):
-                yield convert.topology_from_proto(message)
+                topology = topology.updated(convert.update_from_proto(message))
+                yield topology
 
     @contextmanager
     def _translated_errors(self) -> Iterator[None]:

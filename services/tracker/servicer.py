@@ -7,7 +7,7 @@ from typing import Any
 
 from meshnet import convert
 from meshnet.directive import Directive
-from meshnet.errors import MissingLayers, WireVersionMismatch
+from meshnet.errors import InvalidRequest, MissingLayers, WireVersionMismatch
 from meshnet.routing import find_route
 from meshnet.rpc import translates_errors, translates_stream_errors
 from meshnet.topology import NOT_PROBED, RouteProbe
@@ -17,6 +17,8 @@ from services.tracker.tracker import Tracker
 from services.tracker.watch import watch_directives, watch_topology
 
 Context = Any
+
+MAX_PING_BYTES = 1 << 20
 
 
 class TrackerServicer(tracker_pb2_grpc.TrackerServicer):
@@ -103,9 +105,15 @@ class TrackerServicer(tracker_pb2_grpc.TrackerServicer):
     @translates_stream_errors
     async def WatchTopology(  # noqa: N802
         self, request: tracker_pb2.WatchTopologyRequest, context: Context
-    ) -> AsyncIterator[common_pb2.Topology]:
-        async for topology in watch_topology(self._tracker.changes, lambda: self._mesh.topology):
-            yield convert.topology_to_proto(topology)
+    ) -> AsyncIterator[common_pb2.TopologyUpdate]:
+        async for update in watch_topology(self._tracker.changes, lambda: self._mesh.topology):
+            yield convert.update_to_proto(update)
+
+    @translates_errors
+    async def Ping(self, request: tracker_pb2.PingRequest, context: Context) -> tracker_pb2.PingResponse:  # noqa: N802
+        if request.answer_bytes > MAX_PING_BYTES:
+            raise InvalidRequest(f"a ping of {request.answer_bytes} bytes is over the limit of {MAX_PING_BYTES}")
+        return tracker_pb2.PingResponse(payload=bytes(request.answer_bytes))
 
 
 class AdminServicer(admin_pb2_grpc.AdminServicer):

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable
 
 from meshnet.directive import Directive
-from meshnet.topology import Topology
+from meshnet.topology import Topology, TopologyUpdate
 
 
 class Changes:
@@ -39,14 +39,14 @@ class Changes:
         self._changed = asyncio.Event()
 
 
-async def watch_topology(changes: Changes, current: Callable[[], Topology]) -> AsyncIterator[Topology]:
-    """The topology now, then the newest one whenever it has changed."""
-    sent: int | None = None
+async def watch_topology(changes: Changes, current: Callable[[], Topology]) -> AsyncIterator[TopologyUpdate]:
+    """The whole topology now, then what has changed since the update before."""
+    sent: Topology | None = None
     async for _ in changes.rounds():
         topology = current()
-        if topology.version != sent:
-            sent = topology.version
-            yield topology
+        if sent is None or topology.version != sent.version:
+            yield topology.update_since(sent)
+            sent = topology
 
 
 async def watch_directives(

@@ -188,7 +188,7 @@ class FakeMesh(tracker_pb2_grpc.TrackerServicer):
         context.add_callback(self._wake)
         topology: Topology | None = None
         while (topology := self._newer(topology, context)) is not None:
-            yield convert.topology_to_proto(topology)
+            yield convert.update_to_proto(topology.update_since(None))
 
     def _newer(self, seen: Topology | None, context: Any) -> Topology | None:
         """The next topology, or None when the stream is to end."""

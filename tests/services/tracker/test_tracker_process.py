@@ -65,10 +65,11 @@ async def follow(nodes: list[FakeNode], channel: grpc.aio.Channel) -> Topology:
 
     tasks = [asyncio.create_task(obey(one)) for one in nodes]
     stub: Any = tracker_pb2_grpc.TrackerStub(channel)
+    topology = Topology()
     try:
         async with asyncio.timeout(DEADLINE):
             async for message in stub.WatchTopology(tracker_pb2.WatchTopologyRequest()):
-                topology = convert.topology_from_proto(message)
+                topology = topology.updated(convert.update_from_proto(message))
                 if topology.coverage("m").complete:
                     return topology
     finally:

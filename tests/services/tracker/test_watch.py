@@ -5,10 +5,11 @@ import asyncio
 import pytest
 
 from meshnet.directive import Directive, DirectiveKind
-from meshnet.errors import Unregistered
+from meshnet.errors import TopologyGap, Unregistered
 from meshnet.model import LayerRange
 from meshnet.topology import Topology
 from services.tracker.watch import Changes, watch_directives, watch_topology
+from tests.services.tracker.meshes import deployed, node
 
 DEADLINE = 10.0
 
@@ -32,6 +33,25 @@ async def test_a_slow_watcher_gets_only_the_newest_topology() -> None:
         current = Topology(version=100)
         changes.notify()
         assert (await waiting).version == 100
+
+
+async def test_after_the_whole_topology_only_changes_are_sent() -> None:
+    changes = Changes()
+    kept, gone, changed = node("kept", 1), node("gone", 1), node("changed", 1)
+    current = Topology(1, {n.node_id: n for n in (kept, gone, changed)}, {"m": deployed()})
+    stream = watch_topology(changes, lambda: current)
+    async with asyncio.timeout(DEADLINE):
+        first = await anext(stream)
+        known = Topology().updated(first)
+        assert (first.base_version, known) == (None, current)
+        current = Topology(7, {"kept": kept, "changed": node("changed", 2), "new": node("new", 1)}, {})
+        changes.notify()
+        update = await anext(stream)
+        assert {n.node_id for n in update.nodes} == {"changed", "new"}
+        assert (update.base_version, update.removed_node_ids, update.removed_model_ids) == (1, ("gone",), ("m",))
+        assert known.updated(update) == current
+        with pytest.raises(TopologyGap):
+            current.updated(update)
 
 
 async def test_directives_come_once_and_in_order() -> None:
