@@ -228,15 +228,15 @@ class Topology:
 
     def coverage(self, model_id: str) -> Coverage:
         """The coverage map of a deployed model. Raises KeyError for any other."""
-        ready = {node_id: node.layers(model_id) for node_id, node in sorted(self.nodes.items())}
-        loading = {i: node.layers(model_id, ShardState.LOADING) for i, node in sorted(self.nodes.items())}
-        holders = [
-            (
-                tuple(node_id for node_id, layers in ready.items() if layer in layers),
-                tuple(node_id for node_id, layers in loading.items() if layer in layers),
-            )
-            for layer in self.models[model_id].manifest.all_layers.layers
-        ]
+        num_layers = self.models[model_id].manifest.num_layers
+        ready: list[list[str]] = [[] for _ in range(num_layers)]
+        loading: list[list[str]] = [[] for _ in range(num_layers)]
+        for node_id, node in sorted(self.nodes.items()):
+            for state, by_layer in ((ShardState.READY, ready), (ShardState.LOADING, loading)):
+                for layer in node.layers(model_id, state):
+                    if layer < num_layers:
+                        by_layer[layer].append(node_id)
+        holders = [(tuple(serving), tuple(coming)) for serving, coming in zip(ready, loading, strict=True)]
         spans: list[CoverageSpan] = []
         start = 0
         for layer, held in enumerate(holders):

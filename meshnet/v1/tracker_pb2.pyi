@@ -84,24 +84,36 @@ class Directive(_message.Message):
     def __init__(self, directive_id: _Optional[str] = ..., node_id: _Optional[str] = ..., kind: _Optional[_Union[DirectiveKind, str]] = ..., model_id: _Optional[str] = ..., layers: _Optional[_Union[_common_pb2.LayerRange, _Mapping]] = ..., quantization: _Optional[_Union[_common_pb2.Quantization, str]] = ..., revision: _Optional[str] = ..., kv_tokens: _Optional[int] = ..., plan_version: _Optional[int] = ..., reason: _Optional[str] = ..., state: _Optional[_Union[DirectiveState, str]] = ..., bytes_done: _Optional[int] = ..., bytes_total: _Optional[int] = ..., failure: _Optional[str] = ..., failure_kind: _Optional[_Union[DirectiveFailure, str]] = ...) -> None: ...
 
 class RegisterRequest(_message.Message):
-    __slots__ = ("node", "incarnation", "manifests", "wire_version")
+    __slots__ = ("node", "incarnation", "manifests", "wire_version", "newest_plan_version")
     NODE_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     MANIFESTS_FIELD_NUMBER: _ClassVar[int]
     WIRE_VERSION_FIELD_NUMBER: _ClassVar[int]
+    NEWEST_PLAN_VERSION_FIELD_NUMBER: _ClassVar[int]
     node: _common_pb2.Node
     incarnation: str
     manifests: _containers.RepeatedCompositeFieldContainer[_common_pb2.ModelManifest]
     wire_version: int
-    def __init__(self, node: _Optional[_Union[_common_pb2.Node, _Mapping]] = ..., incarnation: _Optional[str] = ..., manifests: _Optional[_Iterable[_Union[_common_pb2.ModelManifest, _Mapping]]] = ..., wire_version: _Optional[int] = ...) -> None: ...
+    newest_plan_version: int
+    def __init__(self, node: _Optional[_Union[_common_pb2.Node, _Mapping]] = ..., incarnation: _Optional[str] = ..., manifests: _Optional[_Iterable[_Union[_common_pb2.ModelManifest, _Mapping]]] = ..., wire_version: _Optional[int] = ..., newest_plan_version: _Optional[int] = ...) -> None: ...
 
 class RegisterResponse(_message.Message):
-    __slots__ = ("lease_seconds", "heartbeat_seconds")
+    __slots__ = ("lease_seconds", "heartbeat_seconds", "refused_models")
     LEASE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_MODELS_FIELD_NUMBER: _ClassVar[int]
     lease_seconds: float
     heartbeat_seconds: float
-    def __init__(self, lease_seconds: _Optional[float] = ..., heartbeat_seconds: _Optional[float] = ...) -> None: ...
+    refused_models: _containers.RepeatedCompositeFieldContainer[RefusedModel]
+    def __init__(self, lease_seconds: _Optional[float] = ..., heartbeat_seconds: _Optional[float] = ..., refused_models: _Optional[_Iterable[_Union[RefusedModel, _Mapping]]] = ...) -> None: ...
+
+class RefusedModel(_message.Message):
+    __slots__ = ("model_id", "reason")
+    MODEL_ID_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    model_id: str
+    reason: str
+    def __init__(self, model_id: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class HeartbeatRequest(_message.Message):
     __slots__ = ("node_id", "incarnation", "shards", "num_sessions", "resident_bytes", "kv_tokens_free", "probes", "memory_free_bytes", "workspace_bytes", "queue_length", "speeds", "links")
@@ -144,7 +156,7 @@ class WatchDirectivesRequest(_message.Message):
     def __init__(self, node_id: _Optional[str] = ..., incarnation: _Optional[str] = ...) -> None: ...
 
 class ReportDirectiveRequest(_message.Message):
-    __slots__ = ("node_id", "incarnation", "directive_id", "state", "bytes_done", "bytes_total", "failure", "shards", "failure_kind")
+    __slots__ = ("node_id", "incarnation", "directive_id", "state", "bytes_done", "bytes_total", "failure", "shards", "failure_kind", "newest_plan_version")
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     DIRECTIVE_ID_FIELD_NUMBER: _ClassVar[int]
@@ -154,6 +166,7 @@ class ReportDirectiveRequest(_message.Message):
     FAILURE_FIELD_NUMBER: _ClassVar[int]
     SHARDS_FIELD_NUMBER: _ClassVar[int]
     FAILURE_KIND_FIELD_NUMBER: _ClassVar[int]
+    NEWEST_PLAN_VERSION_FIELD_NUMBER: _ClassVar[int]
     node_id: str
     incarnation: str
     directive_id: str
@@ -163,7 +176,8 @@ class ReportDirectiveRequest(_message.Message):
     failure: str
     shards: _containers.RepeatedCompositeFieldContainer[_common_pb2.Shard]
     failure_kind: DirectiveFailure
-    def __init__(self, node_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., directive_id: _Optional[str] = ..., state: _Optional[_Union[DirectiveState, str]] = ..., bytes_done: _Optional[int] = ..., bytes_total: _Optional[int] = ..., failure: _Optional[str] = ..., shards: _Optional[_Iterable[_Union[_common_pb2.Shard, _Mapping]]] = ..., failure_kind: _Optional[_Union[DirectiveFailure, str]] = ...) -> None: ...
+    newest_plan_version: int
+    def __init__(self, node_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., directive_id: _Optional[str] = ..., state: _Optional[_Union[DirectiveState, str]] = ..., bytes_done: _Optional[int] = ..., bytes_total: _Optional[int] = ..., failure: _Optional[str] = ..., shards: _Optional[_Iterable[_Union[_common_pb2.Shard, _Mapping]]] = ..., failure_kind: _Optional[_Union[DirectiveFailure, str]] = ..., newest_plan_version: _Optional[int] = ...) -> None: ...
 
 class ReportDirectiveResponse(_message.Message):
     __slots__ = ()

@@ -2,38 +2,55 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from dataclasses import dataclass, field
 
-from meshnet.directive import Directive, DirectiveKind
-from meshnet.topology import DeployedModel, Node
-from services.tracker.placement import Policy, believed_bytes
+from meshnet.directive import Directive, DirectiveKind, FailureKind
+
+
+@dataclass(slots=True)
+class Belief:
+    """About one node. `refused`: bytes that it can hold at most. `stuck`: models whose drops have failed; `barred`:
+    models whose files it cannot load."""
+
+    refused: int | None = None
+    stuck: set[str] = field(default_factory=set)
+    barred: set[str] = field(default_factory=set)
+
+    def learn(self, failed: Directive, held_bytes: int, believed_bytes: int) -> str:
+        """What is believed from now on, for people; empty if the failure tells nothing.
+
+        `held_bytes` are what the node holds, `believed_bytes` what it may hold at most after a load had no room.
+        """
+        if failed.kind is DirectiveKind.DROP_SHARD:
+            self.stuck.add(failed.model_id)
+            return f"cannot drop {failed.model_id}"
+        match failed.failure_kind:
+            case FailureKind.STALE_PLAN:
+                return ""
+            case FailureKind.BAD_FILES:
+                self.barred.add(failed.model_id)
+                return f"cannot load {failed.model_id}"
+            case FailureKind.NO_ANSWER:
+                return self._refuse(held_bytes)
+            case _:
+                return self._refuse(believed_bytes)
+
+    def _refuse(self, size: int) -> str:
+        self.refused = size if self.refused is None else min(size, self.refused)
+        return f"holds {self.refused / 1e6:.1f} MB at most"
 
 
 class Beliefs:
-    """`refused`: bytes that a node can hold at most. `stuck`: (node id, model id) whose drops have failed."""
+    """By node id, for those nodes about which something is believed."""
 
     def __init__(self) -> None:
-        self.refused: dict[str, int] = {}
-        self.stuck: set[tuple[str, str]] = set()
+        self._beliefs: dict[str, Belief] = {}
+
+    def of(self, node_id: str) -> Belief:
+        return self._beliefs.get(node_id) or Belief()
+
+    def to_change(self, node_id: str) -> Belief:
+        return self._beliefs.setdefault(node_id, Belief())
 
     def forget(self, node_id: str) -> None:
-        self.refused.pop(node_id, None)
-        self.stuck = {(held_by, model_id) for held_by, model_id in self.stuck if held_by != node_id}
-
-    def learn(
-        self,
-        failed: Directive,
-        node: Node,
-        models: Iterable[DeployedModel],
-        open_directives: Iterable[Directive],
-        policy: Policy,
-    ) -> int | None:
-        """Bytes that the node is now believed to hold, if the failure tells something about that."""
-        if failed.kind is DirectiveKind.DROP_SHARD:
-            self.stuck.add((node.node_id, failed.model_id))
-            return None
-        if node.layers(failed.model_id).issuperset(failed.layers.layers):
-            return None  # It was loaded already; that says nothing about memory.
-        believed = believed_bytes(node, models, open_directives, failed, policy)
-        self.refused[node.node_id] = min(believed, self.refused.get(node.node_id, believed))
-        return self.refused[node.node_id]
+        self._beliefs.pop(node_id, None)

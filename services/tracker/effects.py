@@ -37,6 +37,8 @@ class Settings:
     After a restart, nodes that hold shards come back one by one: nothing is placed for `settle_seconds` from the first
     of them, so that nobody loads what another one is about to report. For `stale_seconds` after a node has reported a
     finished directive, a heartbeat that was already on its way may tell of older shards, and these are not taken.
+
+    A node that says nothing of its directives for `answer_seconds`, though it is alive, is given up for placement.
     """
 
     lease_seconds: float = 15.0
@@ -45,4 +47,5 @@ class Settings:
     auto_kv_tokens: int = 0
     settle_seconds: float = 8.0
     stale_seconds: float = 1.0
+    answer_seconds: float = 120.0
     policy: Policy = field(default_factory=Policy)

@@ -6,24 +6,22 @@ Methods change the state and return effects: what to send, to log and to save. A
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
-from meshnet.directive import Directive, DirectiveState
+from meshnet.directive import Directive, DirectiveState, FailureKind
 from meshnet.errors import InvalidRequest, UnknownModel
 from meshnet.model import ModelManifest
-from meshnet.sizes import format_size
-from meshnet.topology import DeployedModel, Node, RouteProbe, Shard, Topology
-from services.tracker import placement
-from services.tracker.beliefs import Beliefs
+from meshnet.topology import DeployedModel, Link, Node, RouteProbe, Shard, Speed, Topology
 from services.tracker.directives import Ledger
 from services.tracker.effects import Effects, Note, Settings
-from services.tracker.news import CoverageNews, shortfall_news
 from services.tracker.placement import Plan
-from services.tracker.registry import MAX_MODEL_BYTES, Member, Registry, check_probes
-from services.tracker.remembered import NodeLog, Remembered, Save, SaveModel, SaveUndeployed
+from services.tracker.placing import Placing, finished_note, is_failed
+from services.tracker.publisher import Publisher
+from services.tracker.registry import MAX_MODEL_BYTES, Member, Registry, check_measurements, check_probes
+from services.tracker.remembered import Remembered, Save, SaveModel, SaveUndeployed
 from services.tracker.settling import Settling
-from services.tracker.view import described, layers_of, published, settled
+from services.tracker.view import described, described_model, layers_of, published, settled
 
 
 class Mesh:
@@ -38,25 +36,22 @@ class Mesh:
         first_version: int = 0,
         remembered: Remembered | None = None,
     ) -> None:
-        """`first_version`: topology versions grow from here; it must be above those of an earlier run, of which
-        `remembered` is the saved state."""
+        """`first_version`: topology versions and plan numbers grow from here; it must be above those of an earlier run,
+        of which `remembered` is the saved state."""
         remembered = remembered or Remembered()
         self.settings = settings
         self.registry = Registry(settings.lease_seconds, settings.suspect_seconds)
-        self.ledger = Ledger(new_id)
-        self.plan = Plan()
+        self._placing = Placing(new_id, settings.policy, first_version)
         self._models: dict[str, DeployedModel] = dict(remembered.models)
-        self.topology = Topology(first_version, models=dict(self._models))
+        self._publisher = Publisher(first_version, self._models, remembered)
         # An undeploy is the later word than a flag of the command line that is the same at every start.
         self._to_deploy = set(settings.auto_deploy) - self._models.keys() - remembered.undeployed
         holders = [node_id for node_id, assignments in remembered.nodes.items() if assignments]
         self._settling = Settling(now, settings.settle_seconds, holders)
-        self._node_log = NodeLog(remembered)
         self.registry.draining.update(remembered.draining)
-        self._plan_version = 0
-        self._beliefs = Beliefs()
         self._reported_at: dict[str, float] = {}
-        self._coverage_news = CoverageNews()
+        self._unplanned: set[str] = set()
+        self._unpublished: set[str] = set()
         self._notes: list[Note] = []
         self._saves: list[Save] = []
         for model in self._models.values():
@@ -65,11 +60,35 @@ class Mesh:
         for model_id in sorted(remembered.undeployed & set(settings.auto_deploy)):
             self._note(f"model {model_id} stays undeployed, as it was left: `meshnet deploy {model_id}` brings it back")
 
+    @property
+    def topology(self) -> Topology:
+        return self._publisher.topology
+
+    @property
+    def ledger(self) -> Ledger:
+        return self._placing.ledger
+
+    @property
+    def plan(self) -> Plan:
+        return self._placing.plan
+
     # Nodes
 
-    def register(self, node: Node, incarnation: str, manifests: Sequence[ModelManifest], now: float) -> Effects:
-        """Raises InvalidRequest or Unregistered as Registry.register does."""
+    def register(
+        self,
+        node: Node,
+        incarnation: str,
+        manifests: Sequence[ModelManifest],
+        now: float,
+        *,
+        newest_plan_version: int = 0,
+    ) -> Effects:
+        """`newest_plan_version` is of the newest plan that the node has obeyed.
+
+        Raises InvalidRequest or Unregistered as Registry.register does.
+        """
         node_id = node.node_id
+        self._placing.outgrow(newest_plan_version)
         outcome = self.registry.register(node, incarnation, manifests, now)
         if outcome.restarted:
             self._forget(node_id, "the node was restarted")
@@ -80,8 +99,20 @@ class Mesh:
             text = f"node {node_id} has another revision of {model_id} than the mesh serves; it gets no layers of it"
             self._note(text, logging.WARNING)
         for model_id in sorted(self._to_deploy & self.registry.manifests.keys()):
-            self._deploy(model_id, self.settings.auto_kv_tokens, 0)
+            self._deploy(self.wished(model_id, self.settings.auto_kv_tokens, 0))
         return self._replan(now)
+
+    def refused_models(self, manifests: Sequence[ModelManifest]) -> dict[str, str]:
+        """Of a node's models those that the mesh serves otherwise, each with the reason, for people."""
+        return {
+            manifest.model_id: (
+                f"this node's files of {manifest.model_id} are another revision than the mesh serves: "
+                f"{manifest.revision[:12]} here, {known.revision[:12]} in the mesh; copy them from a node that has "
+                "those, or serve these under another name"
+            )
+            for manifest in manifests
+            if (known := self.registry.manifests.get(manifest.model_id)) and not self.registry.is_served(manifest)
+        }
 
     def heartbeat(
         self,
@@ -93,22 +124,39 @@ class Mesh:
         num_sessions: int = 0,
         resident_bytes: int = 0,
         kv_tokens_free: int = 0,
+        queue_length: int = 0,
+        memory_free_bytes: int | None = None,
+        workspace_bytes: int | None = None,
         probes: Sequence[RouteProbe] = (),
+        speeds: Sequence[Speed] = (),
+        links: Sequence[Link] = (),
     ) -> Effects:
-        """Renews the lease. Raises Unregistered, or InvalidRequest for shards or probes that the node cannot have."""
+        """Renews the lease. Raises Unregistered, or InvalidRequest for what the node cannot have."""
         member = self.registry.member(node_id, incarnation)
         self.registry.check_shards(member, shards)
         check_probes(node_id, probes)
+        check_measurements(node_id, speeds, links)
         was_suspect = self._heard(member, now)
         before, was_proven = member.node.shards, member.node.probes
         reported_at = self._reported_at.get(node_id)
         just_reported = reported_at is not None and now - reported_at < self.settings.stale_seconds
         if not just_reported:
             self.registry.set_shards(member, shards)
-        member.node = replace(
-            member.node, num_sessions=num_sessions, resident_bytes=resident_bytes, kv_tokens_free=kv_tokens_free
+        self.registry.set_node(
+            member,
+            replace(
+                member.node,
+                num_sessions=num_sessions,
+                resident_bytes=resident_bytes,
+                kv_tokens_free=kv_tokens_free,
+                queue_length=queue_length,
+                memory_free_bytes=memory_free_bytes,
+                workspace_bytes=workspace_bytes,
+                probes=tuple(probes),
+                speeds=tuple(speeds),
+                links=tuple(links),
+            ),
         )
-        self.registry.set_probes(member, probes)
         if not was_suspect and layers_of(before) == layers_of(member.node.shards):
             # Counters alone wait for the next tick, unless they tell what a shard that came or went has changed.
             return self._publish(now) if just_reported or member.node.probes != was_proven else Effects()
@@ -126,6 +174,8 @@ class Mesh:
         bytes_done: int = 0,
         bytes_total: int = 0,
         failure: str = "",
+        failure_kind: FailureKind | None = None,
+        newest_plan_version: int = 0,
     ) -> Effects:
         """A node acknowledges a directive. Raises Unregistered or InvalidRequest."""
         member = self.registry.member(node_id, incarnation)
@@ -134,8 +184,16 @@ class Mesh:
         self.registry.check_shards(member, shards)
         was_open = any(d.directive_id == directive_id for d in self.ledger.open(node_id))
         directive = self.ledger.report(
-            node_id, directive_id, state, bytes_done=bytes_done, bytes_total=bytes_total, failure=failure
+            node_id,
+            directive_id,
+            state,
+            bytes_done=bytes_done,
+            bytes_total=bytes_total,
+            failure=failure,
+            failure_kind=failure_kind,
         )
+        self._placing.outgrow(newest_plan_version)
+        self._placing.heard(node_id, now)
         was_suspect = self._heard(member, now)
         if not was_open:
             return self._replan(now) if was_suspect else Effects()  # The node sent its last report again.
@@ -144,7 +202,12 @@ class Mesh:
             return self._replan(now) if was_suspect else self._publish(now)
         self._reported_at[node_id] = now
         self.registry.set_shards(member, settled(shards, directive))
-        self._finish(member, directive)
+        if is_failed(directive):
+            self._sync()
+            self._placing.failed(directive)
+            self._unplanned.add(node_id)
+        else:
+            self._notes.append(finished_note(directive))
         return self._replan(now)
 
     def leave(self, node_id: str, incarnation: str, now: float) -> Effects:
@@ -164,7 +227,9 @@ class Mesh:
         for node_id in self.registry.suspect(now):
             silence = f"nothing heard from it for {self.settings.suspect_seconds:g} s"
             self._note(f"node {node_id} is suspect: {silence}", logging.WARNING)
-        return self._replan(now) if lost or self._settling.is_due(now) else self._publish(now)
+        silent = self._placing.give_up_silent(now, self.settings.answer_seconds)
+        due = lost or silent or self.plan.unfinished or self._settling.is_due(now)
+        return self._replan(now) if due else self._publish(now)
 
     def drain(self, node_id: str, now: float, *, cancel: bool = False) -> Effects:
         """Gives a node no more layers, and drops its own as soon as others serve them; or ends that.
@@ -184,16 +249,49 @@ class Mesh:
 
     # Models
 
-    def deploy(self, model_id: str, kv_tokens: int, priority: int, now: float) -> Effects:
-        """Raises UnknownModel, or InvalidRequest if loaded shards promise other KV cache room."""
-        if model_id not in self.registry.manifests:
+    def deploy(
+        self,
+        model_id: str,
+        kv_tokens: int,
+        priority: int,
+        now: float,
+        *,
+        max_context: int = 0,
+        sessions: int = 0,
+        replicas: int = 0,
+    ) -> Effects:
+        """Zeros stand for what `wished` says.
+
+        Raises UnknownModel, or InvalidRequest if loaded shards promise other KV cache room.
+        """
+        self._deploy(self.wished(model_id, kv_tokens, priority, max_context, sessions, replicas))
+        return self._replan(now)
+
+    def wished(
+        self, model_id: str, kv_tokens: int, priority: int, max_context: int = 0, sessions: int = 0, replicas: int = 0
+    ) -> DeployedModel:
+        """A model as somebody wants it deployed.
+
+        `max_context` 0: what the model was made for. `kv_tokens` 0: as many as `sessions` (0: one) of that length take.
+        `replicas` 0: as many as there is room for. Raises UnknownModel or InvalidRequest.
+        """
+        manifest = self.registry.manifests.get(model_id)
+        if manifest is None:
             known = ", ".join(sorted(self.registry.manifests)) or "none"
             raise UnknownModel(
                 f"no node has the files of model {model_id!r}; known models: {known}. "
                 f"Start a node that has them: --model {model_id}=PATH"
             )
-        self._deploy(model_id, kv_tokens, priority)
-        return self._replan(now)
+        if max_context > manifest.context_length:
+            raise InvalidRequest(
+                f"model {model_id} was made for {manifest.context_length} tokens, not for {max_context}"
+            )
+        context = max_context or manifest.context_length
+        if kv_tokens and sessions:
+            raise InvalidRequest("name either the tokens of the KV cache or the sessions that it has room for")
+        room = kv_tokens or context * (sessions or 1)
+        limit = None if context == manifest.context_length else context
+        return DeployedModel(manifest, room, priority, limit, replicas or None)
 
     def undeploy(self, model_id: str, now: float) -> Effects:
         """Raises UnknownModel for a model that is not deployed."""
@@ -212,11 +310,31 @@ class Mesh:
             raise UnknownModel(f"model {model_id!r} is not deployed; deployed models: {deployed}")
         return self._models[model_id]
 
+    # Plans
+
+    def preview(
+        self, without: Collection[str] = (), deploy: DeployedModel | None = None, *, rebalance: bool = False
+    ) -> Plan:
+        """The plan that would be made if some nodes were gone or a model was deployed. Changes nothing."""
+        self._sync()
+        models = self._models | ({deploy.model_id: deploy} if deploy else {})
+        return self._placing.preview(without, models.values(), rebalance=rebalance)
+
+    def rebalance(self, now: float) -> Effects:
+        """Moves redundant replicas from where there are many to where there are few, also where the gain is small."""
+        self._sync()
+        return self._with_directives(self._placing.rebalance(self._models, now), now)
+
+    def room(self, node_id: str) -> tuple[int, int, int | None]:
+        """As Placing.room. Raises Unregistered."""
+        self.registry.silent_seconds(node_id, 0.0)
+        self._sync()
+        return self._placing.room(node_id)
+
     # Inside
 
-    def _deploy(self, model_id: str, kv_tokens: int, priority: int) -> None:
-        manifest = self.registry.manifests[model_id]
-        model = DeployedModel(manifest, kv_tokens or manifest.context_length, priority)
+    def _deploy(self, model: DeployedModel) -> None:
+        model_id = model.model_id
         old = self._models.get(model_id)
         if old is not None and old.kv_tokens != model.kv_tokens and self._is_held(model_id):
             raise InvalidRequest(
@@ -225,10 +343,10 @@ class Mesh:
             )
         self._models[model_id] = model
         self._to_deploy.discard(model_id)
-        self.registry.pin(manifest)
+        self.registry.pin(model.manifest)
         if model != old:
             self._saves.append(SaveModel(model))
-            self._note(f"model {model_id} deployed: KV cache room for {model.kv_tokens} tokens, priority {priority}")
+            self._note(f"model {described_model(model)}")
 
     def _heard(self, member: Member, now: float) -> bool:
         was_suspect = self.registry.renew(member, now)
@@ -237,66 +355,56 @@ class Mesh:
         return was_suspect
 
     def _is_held(self, model_id: str) -> bool:
-        return any(shard.model_id == model_id for node in self._view().values() for shard in node.shards)
+        return any(shard.model_id == model_id for node in self.topology.nodes.values() for shard in node.shards)
 
     def _forget(self, node_id: str, why: str) -> None:
-        self.ledger.fail_node(node_id, why)
+        self._placing.forget(node_id, why)
         self.registry.draining.discard(node_id)
-        self._beliefs.forget(node_id)
         self._reported_at.pop(node_id, None)
-
-    def _finish(self, member: Member, directive: Directive) -> None:
-        what = f"{directive.kind} {directive.model_id} {directive.layers} on {directive.node_id}"
-        if directive.state is not DirectiveState.FAILED:
-            self._note(f"directive finished: {what} is {directive.state} ({directive.reason})")
-            return
-        self._note(f"directive failed: {what}: {directive.failure or 'no reason given'}", logging.WARNING)
-        node = self.registry.nodes()[directive.node_id]
-        open_directives = self.ledger.open(node.node_id)
-        believed = self._beliefs.learn(directive, node, self._models.values(), open_directives, self.settings.policy)
-        if believed is not None:
-            self._note(f"node {node.node_id} is now believed to hold {format_size(believed)}", logging.WARNING)
+        self._unplanned.add(node_id)
 
     def _replan(self, now: float) -> Effects:
-        """One plan at a time: it is made and booked before the next change is looked at."""
         if self._settling.pauses(now):
             return self._publish(now)
         self._settling.placed()
-        nodes = self.registry.nodes().values()
-        before = {model_id: self.plan.shortfall(model_id) for model_id in self._models}
-        self.plan = placement.plan(
-            nodes,
-            self._models.values(),
-            self.ledger.open(),
-            refused=self._beliefs.refused,
-            stuck=self._beliefs.stuck,
-            policy=self.settings.policy,
-        )
-        self._notes += shortfall_news(self._models, before, self.plan)
-        if self.plan.drafts:
-            self._plan_version += 1
-        issued = self.ledger.issue(self.plan.drafts, self._plan_version)
-        for d in issued:
-            self._note(f"directive issued: {d.kind} {d.model_id} {d.layers} on {d.node_id}: {d.reason}")
+        self._sync()
+        return self._with_directives(self._placing.replan(self._models, now), now)
+
+    def _with_directives(self, issued: tuple[Directive, ...], now: float) -> Effects:
         return replace(self._publish(now), directives=issued)
+
+    def _sync(self) -> None:
+        """Tells the planner of all that has changed since it was last told."""
+        self._collect()
+        changed, self._unplanned = self._unplanned, set()
+        for node_id in sorted(changed):
+            self._placing.set_node(node_id, self.registry.node(node_id))
+
+    def _collect(self) -> None:
+        changed = self.registry.changed | self.ledger.changed
+        self.registry.changed.clear()
+        self.ledger.changed.clear()
+        self._unplanned |= changed
+        self._unpublished |= changed
 
     def _publish(self, now: float) -> Effects:
         """A new snapshot, if anything in it has changed."""
-        nodes = self._view()
-        changed = nodes != self.topology.nodes or self._models != self.topology.models
-        if changed:
-            self._saves += self._node_log.note(self.topology.nodes, nodes)
-            self.topology = Topology(self.topology.version + 1, nodes, dict(self._models))
-            self._notes += self._coverage_news.of(self.topology)
+        self._collect()
+        changed, self._unpublished = self._unpublished, set()
+        topology_changed = self._publisher.publish({i: self._published(i) for i in changed}, self._models)
+        saves = [*self._saves, *self._publisher.saves(sorted(changed))]
         if not self._settling.pauses(now):
-            self._saves += self._node_log.forget_all_but(nodes)
-            self.registry.draining &= nodes.keys()
-        notes, self._notes = tuple(self._notes), []
-        saves, self._saves = tuple(self._saves), []
-        return Effects(topology_changed=changed, notes=notes, saves=saves)
+            saves += self._publisher.forgets()
+            self.registry.draining &= self.topology.nodes.keys()
+        notes = [*self._placing.notes, *self._publisher.news()]
+        notes, self._notes = [*self._notes, *notes], []
+        self._placing.notes = []
+        self._saves = []
+        return Effects(topology_changed=topology_changed, notes=tuple(notes), saves=tuple(saves))
 
-    def _view(self) -> dict[str, Node]:
-        return {i: published(node, self.ledger.open(i)) for i, node in self.registry.nodes().items()}
+    def _published(self, node_id: str) -> Node | None:
+        node = self.registry.node(node_id)
+        return published(node, self.ledger.open(node_id)) if node else None
 
     def _note(self, text: str, level: int = logging.INFO) -> None:
         self._notes.append(Note(text, level))

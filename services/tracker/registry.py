@@ -9,7 +9,8 @@ from dataclasses import dataclass, field, replace
 from meshnet.addresses import WILDCARD_HOSTS, split_address
 from meshnet.errors import InvalidRequest, Unregistered
 from meshnet.model import ModelManifest, Quantization
-from meshnet.topology import Node, RouteProbe, Shard, check_node_id
+from meshnet.topology import Link, Node, RouteProbe, Shard, Speed, check_node_id
+from services.tracker.offers import Offers
 
 # Sums of such sizes stay far inside the unsigned 64 bits of the wire.
 MAX_LAYERS = 4096
@@ -17,6 +18,7 @@ MAX_MODEL_BYTES = 2**50
 MAX_SHARDS = 4096
 MAX_FAILURE_CHARS = 2000
 MAX_EVICTED = 1000
+MAX_MEASUREMENTS = 1000
 
 
 @dataclass(slots=True)
@@ -42,30 +44,31 @@ class Registered:
 
 
 class Registry:
-    """A node is suspect after `suspect_seconds` of silence, and lost after `lease_seconds`."""
+    """A node is suspect after `suspect_seconds` of silence, and lost after `lease_seconds`.
+
+    `changed`: nodes of which anything has changed, or that came or went, since somebody last cleared it.
+    """
 
     def __init__(self, lease_seconds: float, suspect_seconds: float) -> None:
         self.lease_seconds = lease_seconds
         self.suspect_seconds = suspect_seconds
         self._members: dict[str, Member] = {}
-        self._known: dict[str, ModelManifest] = {}
-        self._pinned: set[str] = set()
+        self._offers = Offers()
         self._evicted: dict[str, str] = {}
         self.draining: set[str] = set()
+        self.changed: set[str] = set()
 
     @property
     def manifests(self) -> dict[str, ModelManifest]:
         """The models that the mesh knows, each at the one revision that it serves."""
-        return dict(self._known)
+        return self._offers.manifests
 
     def pin(self, manifest: ModelManifest) -> None:
         """Keeps this revision of a model, whatever the nodes that come and go have."""
-        self._known[manifest.model_id] = manifest
-        self._pinned.add(manifest.model_id)
+        self.changed |= self._offers.pin(manifest)
 
     def unpin(self, model_id: str) -> None:
-        self._pinned.discard(model_id)
-        self._learn()
+        self.changed |= self._offers.unpin(model_id)
 
     def register(self, node: Node, incarnation: str, manifests: Sequence[ModelManifest], now: float) -> Registered:
         """Adds the node, or replaces its older self. What it reports to hold is taken over.
@@ -79,6 +82,7 @@ class Registry:
             _check_manifest(manifest)
         _check_shards(node.node_id, node.shards, by_id)
         check_probes(node.node_id, node.probes)
+        check_measurements(node.node_id, node.speeds, node.links)
         old = self._members.get(node.node_id)
         if self._evicted.get(node.node_id) == incarnation:
             raise InvalidRequest(f"node {node.node_id} was evicted from this mesh: start it again to let it back in")
@@ -92,8 +96,8 @@ class Registry:
             if restarted:
                 member.superseded.append(old.incarnation)
         self._members[node.node_id] = member
-        self._learn()
-        others = sorted(m.model_id for m in manifests if not self._is_known(m))
+        self.changed |= {node.node_id} | self._offers.put(node.node_id, by_id)
+        others = sorted(m.model_id for m in manifests if not self._offers.is_served(m))
         return Registered(old is None, restarted, tuple(others))
 
     def member(self, node_id: str, incarnation: str) -> Member:
@@ -109,26 +113,28 @@ class Registry:
         """The node was heard of. Returns whether it was suspect until now."""
         was_suspect = not member.node.alive
         member.heard_at = now
-        member.node = replace(member.node, alive=True)
+        if was_suspect:
+            self.set_node(member, replace(member.node, alive=True))
         return was_suspect
+
+    def set_node(self, member: Member, node: Node) -> None:
+        """Takes over what the node says of itself now."""
+        if node != member.node:
+            member.node = node
+            self.changed.add(node.node_id)
 
     def set_shards(self, member: Member, shards: Sequence[Shard]) -> None:
         """Raises InvalidRequest, and changes nothing, for shards that the node cannot have."""
         self.check_shards(member, shards)
-        member.node = replace(member.node, shards=tuple(shards))
+        self.set_node(member, replace(member.node, shards=tuple(shards)))
 
     def check_shards(self, member: Member, shards: Sequence[Shard]) -> None:
         """Raises InvalidRequest for shards that the node cannot have."""
         _check_shards(member.node.node_id, shards, member.manifests)
 
-    def set_probes(self, member: Member, probes: Sequence[RouteProbe]) -> None:
-        """Takes over what the node knows of its routes; `check_probes` must have let it pass."""
-        member.node = replace(member.node, probes=tuple(probes))
-
     def leave(self, node_id: str, incarnation: str) -> None:
         self.member(node_id, incarnation)
-        del self._members[node_id]
-        self._learn()
+        self._remove(node_id)
 
     def evict(self, node_id: str) -> None:
         """Forgets the node, and refuses its process from now on. Raises Unregistered."""
@@ -136,12 +142,12 @@ class Registry:
         self._evicted[node_id] = self._here(node_id).incarnation
         if len(self._evicted) > MAX_EVICTED:
             del self._evicted[next(iter(self._evicted))]
-        del self._members[node_id]
-        self._learn()
+        self._remove(node_id)
 
     def set_draining(self, node_id: str, draining: bool) -> None:
         """Raises Unregistered."""
         self._here(node_id)
+        self.changed.add(node_id)
         self.draining = self.draining | {node_id} if draining else self.draining - {node_id}
 
     def expire(self, now: float) -> list[str]:
@@ -150,15 +156,14 @@ class Registry:
             node_id for node_id, member in self._members.items() if member.heard_at + self.lease_seconds <= now
         )
         for node_id in lost:
-            del self._members[node_id]
-        self._learn()
+            self._remove(node_id)
         return lost
 
     def suspect(self, now: float) -> list[str]:
         """Marks the nodes whose heartbeats are overdue, and returns the ids of those that were not marked before."""
         overdue = [m for m in self._members.values() if m.node.alive and m.heard_at + self.suspect_seconds <= now]
         for member in overdue:
-            member.node = replace(member.node, alive=False)
+            self.set_node(member, replace(member.node, alive=False))
         return sorted(member.node.node_id for member in overdue)
 
     def extend_leases(self, now: float) -> None:
@@ -166,13 +171,30 @@ class Registry:
         for member in self._members.values():
             member.heard_at = max(member.heard_at, now)
 
+    def node(self, node_id: str) -> Node | None:
+        """None if it is not here. `available_models` are those of which it has the revision that the mesh serves."""
+        member = self._members.get(node_id)
+        return self._as_available(member) if member else None
+
     def nodes(self) -> dict[str, Node]:
-        """By id. `available_models` are those of which the node has the revision that the mesh serves."""
+        """By id, each as `node` gives it."""
         return {node_id: self._as_available(member) for node_id, member in sorted(self._members.items())}
 
+    def silent_seconds(self, node_id: str, now: float) -> float:
+        """Since the node was last heard of. Raises Unregistered."""
+        return max(0.0, now - self._here(node_id).heard_at)
+
+    def is_served(self, manifest: ModelManifest) -> bool:
+        """Whether this is the revision of its model that the mesh serves."""
+        return self._offers.is_served(manifest)
+
     def holders(self, model_id: str) -> tuple[str, ...]:
-        """Nodes that have the model's files at the revision that the mesh serves."""
-        return tuple(node_id for node_id, node in self.nodes().items() if model_id in node.available_models)
+        """Nodes that have the model's files at the revision that the mesh serves, by id."""
+        return self._offers.holders(model_id)
+
+    def _remove(self, node_id: str) -> None:
+        del self._members[node_id]
+        self.changed |= {node_id} | self._offers.remove(node_id)
 
     def _here(self, node_id: str) -> Member:
         if node_id not in self._members:
@@ -181,25 +203,11 @@ class Registry:
         return self._members[node_id]
 
     def _as_available(self, member: Member) -> Node:
-        same = (m.model_id for m in member.manifests.values() if self._is_known(m))
-        return replace(member.node, available_models=frozenset(same), draining=member.node.node_id in self.draining)
-
-    def _is_known(self, manifest: ModelManifest) -> bool:
-        known = self._known[manifest.model_id]
-        return (known.revision, known.num_layers) == (manifest.revision, manifest.num_layers)
-
-    def _learn(self) -> None:
-        """Keeps a known revision while a node offers it or it is pinned; else takes the longest registered node's."""
-        offered: dict[str, list[ModelManifest]] = {}
-        for member in self._members.values():
-            for manifest in member.manifests.values():
-                offered.setdefault(manifest.model_id, []).append(manifest)
-        for model_id in self._known.keys() - self._pinned:
-            revisions = {manifest.revision for manifest in offered.get(model_id, ())}
-            if self._known[model_id].revision not in revisions:
-                del self._known[model_id]
-        for model_id, manifests in offered.items():
-            self._known.setdefault(model_id, manifests[0])
+        same = frozenset(m.model_id for m in member.manifests.values() if self._offers.is_served(m))
+        draining = member.node.node_id in self.draining
+        if same == member.node.available_models and draining == member.node.draining:
+            return member.node
+        return replace(member.node, available_models=same, draining=draining)
 
 
 def _check_node(node: Node, incarnation: str) -> None:
@@ -250,3 +258,9 @@ def check_probes(node_id: str, probes: Sequence[RouteProbe]) -> None:
             raise InvalidRequest(f"node {node_id} reports a probe of {probe.model_id} that does not begin there")
         if len(probe.failure) > MAX_FAILURE_CHARS:
             raise InvalidRequest(f"node {node_id} reports a failure of over {MAX_FAILURE_CHARS} characters")
+
+
+def check_measurements(node_id: str, speeds: Sequence[Speed], links: Sequence[Link]) -> None:
+    """Raises InvalidRequest for more measurements than a node can have made."""
+    if max(len(speeds), len(links)) > MAX_MEASUREMENTS:
+        raise InvalidRequest(f"node {node_id} reports over {MAX_MEASUREMENTS} measurements of a kind")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from meshnet.model import LayerRange
@@ -78,15 +78,13 @@ class NodeLog:
             for node_id, assignments in remembered.nodes.items()
         }
 
-    def note(self, before: Mapping[str, Node], after: Mapping[str, Node]) -> list[Save]:
-        """Looks at the nodes that differ between two snapshots; load progress alone is no change."""
+    def note(self, changed: Iterable[Node]) -> list[Save]:
+        """Looks at nodes that have changed; load progress alone is nothing to save."""
         saves: list[Save] = []
-        for node_id, node in after.items():
-            if node == before.get(node_id):
-                continue
-            save = SaveNode(node_id, assignments_of(node), node.draining)
-            if self._saved.get(node_id) != save:
-                self._saved[node_id] = save
+        for node in changed:
+            save = SaveNode(node.node_id, assignments_of(node), node.draining)
+            if self._saved.get(node.node_id) != save:
+                self._saved[node.node_id] = save
                 saves.append(save)
         return saves
 

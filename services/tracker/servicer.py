@@ -39,10 +39,21 @@ class TrackerServicer(tracker_pb2_grpc.TrackerServicer):
             )
         node = convert.node_from_proto(request.node)
         manifests = [convert.manifest_from_proto(manifest) for manifest in request.manifests]
-        self._tracker.apply(self._mesh.register(node, request.incarnation, manifests, self._tracker.now()))
+        self._tracker.apply(
+            self._mesh.register(
+                node,
+                request.incarnation,
+                manifests,
+                self._tracker.now(),
+                newest_plan_version=request.newest_plan_version,
+            )
+        )
         config = self._tracker.config
+        refused = self._mesh.refused_models(manifests)
         return tracker_pb2.RegisterResponse(
-            lease_seconds=config.lease_seconds, heartbeat_seconds=config.heartbeat_seconds
+            lease_seconds=config.lease_seconds,
+            heartbeat_seconds=config.heartbeat_seconds,
+            refused_models=[tracker_pb2.RefusedModel(model_id=i, reason=why) for i, why in refused.items()],
         )
 
     @translates_errors
@@ -57,6 +68,11 @@ class TrackerServicer(tracker_pb2_grpc.TrackerServicer):
             num_sessions=request.num_sessions,
             resident_bytes=request.resident_bytes,
             kv_tokens_free=request.kv_tokens_free,
+            queue_length=request.queue_length,
+            memory_free_bytes=request.memory_free_bytes if request.HasField("memory_free_bytes") else None,
+            workspace_bytes=request.workspace_bytes if request.HasField("workspace_bytes") else None,
+            speeds=[convert.speed_from_proto(speed) for speed in request.speeds],
+            links=[convert.link_from_proto(link) for link in request.links],
             probes=[convert.probe_from_proto(probe) for probe in request.probes],
         )
         self._tracker.apply(effects)
@@ -87,6 +103,8 @@ class TrackerServicer(tracker_pb2_grpc.TrackerServicer):
             bytes_done=request.bytes_done,
             bytes_total=request.bytes_total,
             failure=request.failure,
+            failure_kind=convert.failure_kind_from_proto(request.failure_kind),
+            newest_plan_version=request.newest_plan_version,
         )
         self._tracker.apply(effects)
         return tracker_pb2.ReportDirectiveResponse()
@@ -173,7 +191,15 @@ class AdminServicer(admin_pb2_grpc.AdminServicer):
         self, request: admin_pb2.DeployModelRequest, context: Context
     ) -> admin_pb2.DeployModelResponse:
         model_id = request.model_id
-        effects = self._mesh.deploy(model_id, request.kv_tokens, request.priority, self._tracker.now())
+        effects = self._mesh.deploy(
+            model_id,
+            request.kv_tokens,
+            request.priority,
+            self._tracker.now(),
+            max_context=request.context_length,
+            sessions=request.sessions,
+            replicas=request.replicas,
+        )
         self._tracker.apply(effects)
         await self._tracker.saver.flush()
         return admin_pb2.DeployModelResponse(

@@ -8,7 +8,7 @@ from dataclasses import replace
 from meshnet.directive import Directive, DirectiveKind, DirectiveState
 from meshnet.model import LayerRange, ModelManifest, merge_layers
 from meshnet.sizes import format_size
-from meshnet.topology import Node, Shard, ShardState
+from meshnet.topology import DeployedModel, Node, Shard, ShardState
 
 
 def published(node: Node, directives: Iterable[Directive]) -> Node:
@@ -93,6 +93,14 @@ def described(node: Node, manifests: Sequence[ModelManifest]) -> str:
     kind = "stub" if node.stub else "tracker-node's node" if node.tracker_node else "node"
     models = ", ".join(sorted(manifest.model_id for manifest in manifests)) or "no models"
     return f"{kind} at {node.forward_address}, {format_size(node.vram_bytes)} at {node.quantization}, files of {models}"
+
+
+def described_model(model: DeployedModel) -> str:
+    """A model that was deployed, in one line of the log."""
+    limits = f", at most {model.replicas} replicas" if model.replicas else ""
+    context = f" for sequences of up to {model.max_context}" if model.max_context else ""
+    room = f"KV cache room for {model.kv_tokens} tokens{context}"
+    return f"{model.model_id} deployed: {room}, priority {model.priority}{limits}"
 
 
 def layers_of(shards: Sequence[Shard]) -> list[tuple[object, ...]]:

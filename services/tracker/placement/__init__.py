@@ -2,18 +2,8 @@
 
 from __future__ import annotations
 
-from services.tracker.placement.accounts import Account, believed_bytes, open_accounts
-from services.tracker.placement.plan import plan
+from services.tracker.placement.accounts import Known
+from services.tracker.placement.planner import Planner, plan
 from services.tracker.placement.types import WORKSPACE_BYTES, Draft, Plan, Policy, Shortfall
 
-__all__ = [
-    "WORKSPACE_BYTES",
-    "Account",
-    "Draft",
-    "Plan",
-    "Policy",
-    "Shortfall",
-    "believed_bytes",
-    "open_accounts",
-    "plan",
-]
+__all__ = ["WORKSPACE_BYTES", "Draft", "Known", "Plan", "Planner", "Policy", "Shortfall", "plan"]

@@ -2,204 +2,193 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from meshnet.directive import DirectiveKind
-from meshnet.model import LayerRange, Quantization, merge_layers
+from meshnet.model import LayerRange, Quantization
 from meshnet.sizes import format_size
-from meshnet.topology import DeployedModel
-from services.tracker.placement.accounts import Account, Costs
-from services.tracker.placement.room import Replicas, choose_drops, freed
-from services.tracker.placement.shape import Bin, Piece, arrange, fill
+from services.tracker.placement.accounts import Account
+from services.tracker.placement.bins import Bin, make_bin
+from services.tracker.placement.book import Book
+from services.tracker.placement.cheapest import arrange_cheaply
+from services.tracker.placement.costs import Costs
+from services.tracker.placement.cut import Cut, arrange, fill
+from services.tracker.placement.room import (
+    FEW_ACCOUNTS,
+    choose_drops,
+    donors,
+    freed,
+    rights_of,
+    rights_together,
+)
 from services.tracker.placement.types import Draft, Policy, Shortfall
 
-
-def pool_of(accounts: Iterable[Account], model_id: str) -> list[Account]:
-    """Nodes that may hold the model: the real ones that have its files; stub nodes only if there is no such."""
-    having = [account for account in accounts if model_id in account.node.available_models]
-    real = [account for account in having if not account.node.stub]
-    return real or having
+Choose = Callable[[Account], Quantization]
+"""The quantization at which a node would take layers."""
 
 
-def cover(
-    costs: Costs, accounts: Sequence[Account], stuck: Collection[tuple[str, str]], policy: Policy
-) -> tuple[list[Draft], list[Shortfall]]:
-    """Fills the gaps of one model; each gap whole or not at all. A model that nobody holds is one gap."""
-    pool = pool_of(accounts, costs.model.model_id)
-    held = {layer for account in pool for layer in account.layers(costs.model.model_id)}
-    runs = merge_layers(set(costs.model.manifest.all_layers.layers) - held)
-    return _place(costs, accounts, runs, stuck, policy, "have no node")
+def preferred(account: Account) -> Quantization:
+    return account.node.quantization
 
 
-def relieve(
-    costs: Costs, accounts: Sequence[Account], stuck: Collection[tuple[str, str]], policy: Policy
-) -> tuple[list[Draft], list[Shortfall]]:
-    """Loads elsewhere what only draining nodes hold. They serve it until that is done, or for good if it cannot be."""
-    pool = pool_of(accounts, costs.model.model_id)
-    held = {layer for account in pool for layer in account.layers(costs.model.model_id)}
-    staying = [account for account in pool if not account.node.draining]
-    kept = {layer for account in staying for layer in account.layers(costs.model.model_id)}
-    return _place(costs, accounts, merge_layers(held - kept), stuck, policy, "move off a node that is drained")
+class Placer:
+    """Places runs of one model. Runs that nobody holds yet while others of the model are held are refilled with the
+    fewest bytes; a model that nobody holds is placed by shape."""
 
+    def __init__(self, book: Book, costs: Costs, policy: Policy, why: str) -> None:
+        self._book = book
+        self._costs = costs
+        self._policy = policy
+        self._why = why
+        self._is_refill = any(book.tally(costs.model_id).held)
 
-def _place(
-    costs: Costs,
-    accounts: Sequence[Account],
-    runs: Iterable[LayerRange],
-    stuck: Collection[tuple[str, str]],
-    policy: Policy,
-    why: str,
-) -> tuple[list[Draft], list[Shortfall]]:
-    pool = [account for account in pool_of(accounts, costs.model.model_id) if not account.node.draining]
-    drafts: list[Draft] = []
-    shortfalls: list[Shortfall] = []
-    for run in runs:
-        fitted = _in_free_room(costs, pool, run, policy, why)
-        fitted = fitted or _in_made_room(costs, accounts, pool, run, stuck, policy, why)
-        if fitted is None:
-            shortfalls.append(_shortfall(costs, pool, run))
-        else:
-            drafts += fitted
-    return drafts, shortfalls
+    def place(self, runs: Iterable[LayerRange]) -> tuple[list[Draft], list[Shortfall]]:
+        """Each run whole or not at all."""
+        drafts: list[Draft] = []
+        shortfalls: list[Shortfall] = []
+        for run in runs:
+            placed = self._place(run)
+            if placed is None:
+                shortfalls.append(_shortfall(self._book, self._costs, run))
+            else:
+                drafts += placed
+        return drafts, shortfalls
 
+    def _place(self, run: LayerRange) -> list[Draft] | None:
+        """A node's preference gives way only where the layers would else have no place."""
 
-def load(account: Account, model: DeployedModel, layers: LayerRange, reason: str) -> Draft:
-    """Books the layers and drafts the directive."""
-    account.load(model, layers)
-    return Draft(
-        node_id=account.node_id,
-        kind=DirectiveKind.LOAD_SHARD,
-        model_id=model.model_id,
-        layers=layers,
-        quantization=account.node.quantization,
-        reason=reason,
-        revision=model.manifest.revision,
-        kv_tokens=model.kv_tokens,
-    )
+        def lightest(account: Account) -> Quantization:
+            return min(account.node.quantizations, key=lambda q: self._costs.of(run, q))
 
-
-def drop(account: Account, model_id: str, layers: Iterable[int], reason: str) -> list[Draft]:
-    """Takes the layers off the books and drafts one directive a range."""
-    ranges = merge_layers(frozenset(layers))
-    for gone in ranges:
-        account.drop(model_id, gone.layers)
-    return [
-        Draft(account.node_id, DirectiveKind.DROP_SHARD, model_id, gone, account.node.quantization, reason)
-        for gone in ranges
-    ]
-
-
-def _in_free_room(
-    costs: Costs, pool: Sequence[Account], run: LayerRange, policy: Policy, why: str
-) -> list[Draft] | None:
-    room = {account.node_id: account.free for account in pool}
-    pieces = _arrange(costs, pool, run, room, policy)
-    if pieces is None:
+        for choose in (preferred, lightest):
+            placed = self._in_free_room(run, choose)
+            placed = placed or self._in_made_room(run, choose)
+            if placed is not None:
+                return placed
         return None
-    by_id = {account.node_id: account for account in pool}
-    return [load(by_id[p.node_id], costs.model, p.layers, _reason(costs.model, p.layers, why)) for p in pieces]
 
-
-def _in_made_room(
-    costs: Costs,
-    accounts: Sequence[Account],
-    pool: Sequence[Account],
-    run: LayerRange,
-    stuck: Collection[tuple[str, str]],
-    policy: Policy,
-    why: str,
-) -> list[Draft] | None:
-    """Drops redundant replicas: all of the run on the one node that must drop least, else spread over several."""
-    replicas = Replicas(accounts, stuck)
-    choices: list[tuple[int, Account, list[tuple[str, int]]]] = []
-    for account in pool:
-        rights = replicas.alone(account)
-        need = costs.of(run, account.node.quantization) - account.free
-        if freed(account, rights) >= need:
-            drops = choose_drops(account, rights, need, costs.model.model_id, run)
-            choices.append((freed(account, drops), account, drops))
-    if choices:
-        # The tracker-node's node keeps the first layers if another one can give way.
-        _, account, drops = min(choices, key=lambda choice: (choice[1].node.tracker_node, choice[0]))
-        return _make_room(account, drops, costs.model, run, why)
-    rights_of = replicas.together(sorted(pool, key=lambda a: (a.node.tracker_node, -a.free, a.node_id)))
-    room = {a.node_id: a.free + freed(a, rights_of[a.node_id]) for a in pool}
-    pieces = _arrange(costs, pool, run, room, policy)
-    if pieces is None:
+    def _in_free_room(self, run: LayerRange, choose: Choose) -> list[Draft] | None:
+        for pool in self._pools(run):
+            cut = self._arrange(pool, run, {a.node_id: a.free for a in pool}, choose)
+            if cut is not None:
+                return [self._load(piece.node, piece.layers) for piece in cut]
         return None
+
+    def _pools(self, run: LayerRange) -> Iterable[list[Account]]:
+        """In a large mesh first the nodes with most room and those beside the run, then all with any room."""
+        book, model_id = self._book, self._costs.model_id
+        if len(book.accounts) <= FEW_ACCOUNTS:
+            yield book.takers(model_id)
+            return
+        smallest = min(self._costs.of(LayerRange(i, i + 1), q) for i in run.layers for q in Quantization)
+        roomy = [account for account in book.by_room(smallest) if book.may_take(account, model_id)]
+        if len(roomy) > FEW_ACCOUNTS:
+            holders = book.tally(model_id).holders
+            beside = {
+                node_id for i in (run.start - 1, run.end) if 0 <= i < self._costs.num_layers for node_id in holders[i]
+            }
+            entry = [a for a in roomy[FEW_ACCOUNTS:] if a.node_id in beside or a.node.tracker_node]
+            yield [*roomy[:FEW_ACCOUNTS], *entry[:FEW_ACCOUNTS]]
+        yield roomy
+
+    def _in_made_room(self, run: LayerRange, choose: Choose) -> list[Draft] | None:
+        """Drops redundant replicas: all of the run on one node if that can be, else spread over several."""
+        for pool in donors(self._book, self._costs.model_id):
+            placed = self._on_one(pool, run, choose) or self._on_several(pool, run, choose)
+            if placed is not None:
+                return placed
+        return None
+
+    def _on_one(self, pool: Sequence[Account], run: LayerRange, choose: Choose) -> list[Draft] | None:
+        choices: list[tuple[tuple[int, bool, int, str], Account, list[tuple[str, int]]]] = []
+        for account in pool:
+            rights = rights_of(self._book, account)
+            quantization = choose(account)
+            need = self._costs.of(run, quantization) - account.free
+            if freed(account, rights) >= need:
+                drops = choose_drops(account, rights, need, self._costs.model_id, run)
+                moved = self._costs.moved(run, quantization) if self._is_refill else 0
+                # The tracker-node's node keeps the first layers if another one can give way.
+                rank = (moved, account.node.tracker_node, freed(account, drops), account.node_id)
+                choices.append((rank, account, drops))
+        if not choices:
+            return None
+        _, account, drops = min(choices, key=lambda choice: choice[0])
+        return self._make_room(account, drops, run, choose(account))
+
+    def _on_several(self, pool: Sequence[Account], run: LayerRange, choose: Choose) -> list[Draft] | None:
+        order = sorted(pool, key=lambda a: (a.node.tracker_node, -a.free, a.node_id))
+        rights = rights_together(self._book, order)
+        room = {a.node_id: a.free + freed(a, rights[a.node_id]) for a in pool}
+        cut = self._arrange(pool, run, room, choose)
+        if cut is None:
+            return None
+        drafts: list[Draft] = []
+        for piece in cut:
+            account = self._book.accounts[piece.node.node_id]
+            need = self._costs.of(piece.layers, piece.node.quantization) - account.free
+            drops = choose_drops(account, rights[account.node_id], need, self._costs.model_id, piece.layers)
+            drafts += self._make_room(account, drops, piece.layers, piece.node.quantization)
+        return drafts
+
+    def _make_room(
+        self, account: Account, drops: Sequence[tuple[str, int]], layers: LayerRange, quantization: Quantization
+    ) -> list[Draft]:
+        model_id = self._costs.model_id
+        reason = f"makes room for layers {layers} of {model_id}; these layers are served elsewhere too"
+        drafts = drop_all(self._book, account, drops, reason)
+        load = self._book.load(account, self._costs, layers, quantization, self._reason(layers))
+        return [*drafts, load]
+
+    def _load(self, node: Bin, layers: LayerRange) -> Draft:
+        account = self._book.accounts[node.node_id]
+        return self._book.load(account, self._costs, layers, node.quantization, self._reason(layers))
+
+    def _reason(self, layers: LayerRange) -> str:
+        return f"layers {layers} of {self._costs.model_id} {self._why}"
+
+    def _arrange(self, pool: Sequence[Account], run: LayerRange, room: Mapping[str, int], choose: Choose) -> Cut | None:
+        """The tracker-node's node takes the first layers if it has room for at least one."""
+        bins = [make_bin(self._costs, a, run, room[a.node_id], choose(a)) for a in pool]
+        slack = self._policy.adjacent_slack
+        if run.start == 0:
+            tracker_nodes = {account.node_id for account in pool if account.node.tracker_node}
+            for lead in (b for b in bins if b.node_id in tracker_nodes and b.reach(0, 1) == 1):
+                cut = arrange(bins, run, slack, lead)
+                if cut is not None:
+                    return cut
+        return arrange_cheaply(bins, run, slack) if self._is_refill else arrange(bins, run, slack)
+
+
+def drop_all(book: Book, account: Account, layers: Iterable[tuple[str, int]], reason: str) -> list[Draft]:
+    """Drops layers of several models from one node."""
+    by_model: dict[str, list[int]] = {}
+    for model_id, layer in layers:
+        by_model.setdefault(model_id, []).append(layer)
     drafts: list[Draft] = []
-    by_id = {account.node_id: account for account in pool}
-    for piece in pieces:
-        account = by_id[piece.node_id]
-        need = costs.of(piece.layers, account.node.quantization) - account.free
-        drops = choose_drops(account, rights_of[piece.node_id], need, costs.model.model_id, piece.layers)
-        drafts += _make_room(account, drops, costs.model, piece.layers, why)
+    for model_id, gone in sorted(by_model.items()):
+        drafts += book.drop(account, model_id, gone, reason)
     return drafts
 
 
-def _make_room(
-    account: Account, drops: Sequence[tuple[str, int]], model: DeployedModel, layers: LayerRange, why: str
-) -> list[Draft]:
-    reason = f"makes room for layers {layers} of {model.model_id}; these layers are served elsewhere too"
-    drafts: list[Draft] = []
-    for model_id in sorted({owner for owner, _ in drops}):
-        drafts += drop(account, model_id, (layer for owner, layer in drops if owner == model_id), reason)
-    return [*drafts, load(account, model, layers, _reason(model, layers, why))]
-
-
-def _arrange(
-    costs: Costs, pool: Sequence[Account], run: LayerRange, room: Mapping[str, int], policy: Policy
-) -> tuple[Piece, ...] | None:
-    """The tracker-node's node takes the first layers if it has room for at least one."""
-    bins = [_bin(costs, account, run, room[account.node_id]) for account in pool]
-    if run.start == 0:
-        tracker_nodes = {account.node_id for account in pool if account.node.tracker_node}
-        for lead in (b for b in bins if b.node_id in tracker_nodes and b.reach(0, 1, 1) == 1):
-            pieces = arrange(bins, run, policy.adjacent_slack, lead)
-            if pieces is not None:
-                return pieces
-    return arrange(bins, run, policy.adjacent_slack)
-
-
-def _bin(costs: Costs, account: Account, run: LayerRange, room: int) -> Bin:
-    held = account.layers(costs.model.model_id)
-    return Bin(
-        node_id=account.node_id,
-        room=room,
-        prefix=costs.prefix(account.node.quantization),
-        num_held=len(held),
-        before=run.start - 1 in held,
-        after=run.end in held,
-    )
-
-
-def _reason(model: DeployedModel, layers: LayerRange, why: str) -> str:
-    return f"layers {layers} of {model.model_id} {why}"
-
-
-def _shortfall(costs: Costs, pool: Sequence[Account], run: LayerRange) -> Shortfall:
+def _shortfall(book: Book, costs: Costs, run: LayerRange) -> Shortfall:
     """Says what is left over when all free room is filled."""
-    model_id = costs.model.model_id
+    model_id = costs.model_id
+    pool = [account for account in book.by_room() if book.may_take(account, model_id)]
+    pool = pool or book.takers(model_id)
     if not pool:
         size = costs.of(run, Quantization.BFLOAT16)
-        return Shortfall(
-            model_id,
-            run,
-            size,
-            f"layers {run} of {model_id}: no node here has the files of this model and takes layers",
-        )
-    roomiest = sorted(pool, key=lambda a: (-a.free, a.node_id))
-    placed = fill([_bin(costs, account, run, account.free) for account in roomiest], run)
+        text = f"layers {run} of {model_id}: no node here has the files of this model and takes layers"
+        return Shortfall(model_id, run, size, text)
+    placed = fill([make_bin(costs, a, run, a.free, preferred(a)) for a in pool[: len(run) * 2]], run)
     end = placed[-1].layers.end if placed else run.start
     left = LayerRange(end, run.end) if end < run.end else run
-    free = {account.node_id: account.free for account in pool}
-    quantization = {account.node_id: account.node.quantization for account in pool}
-    for piece in placed:
-        free[piece.node_id] -= costs.of(piece.layers, quantization[piece.node_id])
+    taken = {piece.node.node_id: costs.of(piece.layers, piece.node.quantization) for piece in placed}
+    free = {account.node_id: account.free - taken.get(account.node_id, 0) for account in pool}
     best = max(sorted(free), key=lambda node_id: free[node_id])
-    size = costs.of(left, quantization[best])
+    quantization = book.accounts[best].node.quantization
+    size = costs.of(left, quantization)
     text = (
-        f"layers {left} of {model_id} ({format_size(size)} at {quantization[best]}, KV cache included) fit on no node; "
+        f"layers {left} of {model_id} ({format_size(size)} at {quantization}, KV cache included) fit on no node; "
         f"largest free: {best} with {format_size(max(0, free[best]))}"
     )
     if left.start > run.start:

@@ -3,65 +3,141 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from meshnet.model import LayerRange
-from services.tracker.placement.accounts import Account, Costs
-from services.tracker.placement.cover import load, pool_of
-from services.tracker.placement.shape import Bin
+from services.tracker.placement.accounts import Account
+from services.tracker.placement.bins import Bin, make_bin
+from services.tracker.placement.book import Book
+from services.tracker.placement.costs import Costs
+from services.tracker.placement.tally import Tally
 from services.tracker.placement.types import Draft, Policy
 
 ORDINALS = {1: "second", 2: "third"}
 
-
-def strengthen(all_costs: Sequence[Costs], accounts: Sequence[Account], policy: Policy) -> list[Draft]:
-    """Further replicas, weakest layers first, until nothing of a useful size fits. Every layer has a replica before."""
-    drafts: list[Draft] = []
-    while True:
-        found = [choice for costs in all_costs for choice in _choices(costs, accounts, policy)]
-        if not found:
-            return drafts
-        rank, costs, account, layers = min(found, key=lambda choice: (choice[0], choice[1].model.model_id))
-        nth = ORDINALS.get(round(rank[0]), "further")
-        drafts.append(load(account, costs.model, layers, f"{nth} replica of layers {layers} of {costs.model.model_id}"))
+Rank = tuple[float, int, bool, int, int]
 
 
-Rank = tuple[float, bool, int, str]
-Choice = tuple[Rank, Costs, Account, LayerRange]
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A window of a model that a node could take. The lowest rank is the best: fewest replicas (one at the node's own
+    site counts twice), then the slowest stage, then an entry shard, then the longest."""
+
+    rank: Rank
+    costs: Costs
+    layers: LayerRange
 
 
-def _choices(costs: Costs, accounts: Sequence[Account], policy: Policy) -> Iterator[Choice]:
-    model_id = costs.model.model_id
-    pool = [account for account in pool_of(accounts, model_id) if not account.node.draining]
-    counts = [sum(layer in account.layers(model_id) for account in pool) for layer in range(costs.num_layers)]
-    limit = len(pool) if policy.max_replicas is None else min(len(pool), policy.max_replicas)
-    shortest = policy.min_piece(costs.num_layers)
-    for account in pool:
+class Strengthener:
+    """Gives nodes with room further replicas, the roomiest node first. Every layer has a replica before."""
+
+    def __init__(self, book: Book, policy: Policy) -> None:
+        self._book = book
+        self._policy = policy
+
+    def strengthen(self, accounts: Sequence[Account], limit: int) -> tuple[list[Draft], set[str]]:
+        """Up to `limit` loads on these nodes, and the ids of nodes for which nothing more was found."""
+        drafts: list[Draft] = []
+        sated: set[str] = set()
+        for account in accounts:
+            while len(drafts) < limit:
+                choice = self._best(account)
+                if choice is None:
+                    sated.add(account.node_id)
+                    break
+                drafts.append(self._load(account, choice))
+            else:
+                break
+        return drafts, sated
+
+    def _load(self, account: Account, choice: Choice) -> Draft:
+        layers, model_id = choice.layers, choice.costs.model_id
+        held = self._book.tally(model_id).staying
+        fewest = min(held[layer] for layer in layers.layers)
+        why = f"{ORDINALS.get(fewest, 'further')} replica of layers {layers} of {model_id}"
+        return self._book.load(account, choice.costs, layers, account.node.quantization, why)
+
+    def _best(self, account: Account) -> Choice | None:
+        found = [choice for costs in self._book.models.values() if (choice := self._best_of(costs, account))]
+        return min(found, key=lambda choice: choice.rank) if found else None
+
+    def _best_of(self, costs: Costs, account: Account) -> Choice | None:
+        model_id, quantization = costs.model_id, account.node.quantization
+        shortest = self._policy.min_piece(costs.num_layers)
+        if account.free < costs.smallest(shortest) or not self._book.may_take(account, model_id):
+            return None
+        tally = self._book.tally(model_id)
+        limit = most_replicas(costs, tally)
         held = account.layers(model_id)
-        open_layers = {layer for layer, count in enumerate(counts) if count < limit and layer not in held}
-        for layers in _windows(costs, account, open_layers, counts):
+        opening = [count < limit and layer not in held for layer, count in enumerate(tally.staying)]
+        counts = _felt_counts(tally, account)
+        taker = make_bin(costs, account, LayerRange(0, costs.num_layers), account.free, quantization)
+        best: Choice | None = None
+        for layers in _windows(taker, opening, counts):
             if len(layers) >= shortest:
-                mean = sum(counts[layer] for layer in layers.layers) / len(layers)
-                yield (mean, layers.start != 0, -len(layers), account.node_id), costs, account, layers
+                mean = sum(counts[layers.start : layers.end]) / len(layers)
+                slowest = min(tally.rate[layers.start : layers.end]).bit_length()
+                rank = (mean, slowest, layers.start != 0, -len(layers), layers.start)
+                if best is None or rank < best.rank:
+                    best = Choice(rank, costs, layers)
+        return best
 
 
-def _windows(costs: Costs, account: Account, open_layers: set[int], counts: Sequence[int]) -> Iterator[LayerRange]:
+def most_replicas(costs: Costs, tally: Tally) -> int:
+    """How many replicas a layer of the model may have."""
+    return min(tally.num_members, costs.model.replicas or tally.num_members)
+
+
+def trim(book: Book) -> list[Draft]:
+    """Drops what is more than a model may have, those nodes first that hold most of it."""
+    drafts: list[Draft] = []
+    for costs in book.models.values():
+        while costs.model.replicas and (found := _most_surplus(book, costs)):
+            account, layers = found
+            why = f"{costs.model_id} is deployed with at most {costs.model.replicas} replicas"
+            drafts += book.drop(account, costs.model_id, layers, why)
+    return drafts
+
+
+def _most_surplus(book: Book, costs: Costs) -> tuple[Account, list[int]] | None:
+    tally, limit = book.tally(costs.model_id), costs.model.replicas or 0
+    surplus = {
+        layer
+        for layer, (ready, staying) in enumerate(zip(tally.ready, tally.staying, strict=True))
+        if min(ready, staying) > limit
+    }
+    holders = (book.accounts[i] for i in sorted({i for layer in surplus for i in tally.holders[layer]}))
+    offers = [
+        (account, sorted(surplus & account.ready[costs.model_id]))
+        for account in holders
+        if costs.model_id not in account.stuck
+    ]
+    return min(offers, key=lambda offer: (offer[0].node.tracker_node, -len(offer[1])), default=None)
+
+
+def _felt_counts(tally: Tally, account: Account) -> Sequence[int]:
+    """Replicas of each layer; where the node's own site holds one it adds less: they may fail together."""
+    here = tally.at_site.get(account.node.site)
+    if here is None:
+        return tally.staying
+    return [count + (1 if at_site else 0) for count, at_site in zip(tally.staying, here, strict=True)]
+
+
+def _windows(taker: Bin, opening: Sequence[bool], counts: Sequence[int]) -> Iterator[LayerRange]:
     """From every start the longest window that fits, and the longest with no more replicas than its first layer."""
-    taker = Bin(account.node_id, account.free, costs.prefix(account.node.quantization))
-    ends = _run_ends(open_layers, dict.fromkeys(open_layers, 0))
-    level_ends = _run_ends(open_layers, counts)
-    for start in open_layers:
-        for end in {
-            taker.reach(start, ends[start], costs.num_layers),
-            taker.reach(start, level_ends[start], costs.num_layers),
-        }:
-            if end > start:
-                yield LayerRange(start, end)
+    ends = _run_ends(opening, None)
+    level_ends = _run_ends(opening, counts)
+    for start, end in ends.items():
+        for window_end in {taker.reach(start, end), taker.reach(start, level_ends[start])}:
+            if window_end > start:
+                yield LayerRange(start, window_end)
 
 
-def _run_ends(layers: set[int], label: Mapping[int, int] | Sequence[int]) -> dict[int, int]:
-    """By layer: one past the last layer of the run of equally labelled layers that it is in."""
+def _run_ends(opening: Sequence[bool], label: Sequence[int] | None) -> Mapping[int, int]:
+    """By open layer: one past the last layer of the run of open, equally labelled layers that it is in."""
     ends: dict[int, int] = {}
-    for layer in sorted(layers, reverse=True):
-        joined = layer + 1 in ends and label[layer + 1] == label[layer]
-        ends[layer] = ends[layer + 1] if joined else layer + 1
+    for layer in range(len(opening) - 1, -1, -1):
+        if opening[layer]:
+            joined = layer + 1 in ends and (label is None or label[layer + 1] == label[layer])
+            ends[layer] = ends[layer + 1] if joined else layer + 1
     return ends

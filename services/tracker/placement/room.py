@@ -1,55 +1,78 @@
-"""Which redundant replicas may go to make room for layers that nobody holds."""
+"""Which redundant replicas may go to make room for layers that need it more."""
 
 from __future__ import annotations
 
+import heapq
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from meshnet.model import LayerRange
 from services.tracker.placement.accounts import Account
+from services.tracker.placement.book import Book
 
-Rights = dict[str, set[tuple[str, int]]]
-"""By node id: layers as (model id, layer) that the node may drop."""
+# In a large mesh this many nodes are looked at before all are.
+FEW_ACCOUNTS = 64
+
+Rights = set[tuple[str, int]]
+"""Layers as (model id, layer) that a node may drop."""
 
 
-class Replicas:
-    """How often each layer is served now, among real nodes and among stub nodes (a stub replaces nothing real).
+def rights_of(book: Book, account: Account, keep: int = 1) -> Rights:
+    """What this node may drop if no other node drops anything: layers that at least `keep` others serve too.
 
-    What a suspect or draining node holds may be gone any moment: it makes no other replica redundant.
+    What a suspect or draining node holds may be gone any moment: it makes no other replica redundant. A stub replaces
+    nothing real.
     """
+    if account.closed:
+        return set()
+    return {
+        (model_id, layer)
+        for model_id, layers in account.ready.items()
+        if model_id not in account.stuck
+        for ready in (book.tally_of(account, model_id).ready,)
+        for layer in layers
+        if ready[layer] > keep
+    }
 
-    def __init__(self, accounts: Iterable[Account], stuck: Collection[tuple[str, str]]) -> None:
-        self._accounts = list(accounts)
-        self._stuck = stuck
-        self._count = Counter(
-            (account.node.stub, model_id, layer)
-            for account in self._accounts
-            if not account.closed
-            for model_id, layers in account.ready.items()
-            for layer in layers
-        )
 
-    def alone(self, account: Account) -> set[tuple[str, int]]:
-        """What this node may drop if no other node drops anything."""
-        return {
-            (model_id, layer)
-            for model_id, layers in account.ready.items()
-            if not account.closed and (account.node_id, model_id) not in self._stuck
-            for layer in layers
-            if self._count[account.node.stub, model_id, layer] > 1
-        }
+def rights_together(book: Book, order: Iterable[Account]) -> dict[str, Rights]:
+    """By node: what each may drop so that, even if all drop all of it, every layer is still served."""
+    gone: Counter[tuple[bool, str, int]] = Counter()
+    rights: dict[str, Rights] = {}
+    for account in order:
+        granted = rights.setdefault(account.node_id, set())
+        for model_id, layer in sorted(rights_of(book, account)):
+            key = (account.node.stub, model_id, layer)
+            if book.tally_of(account, model_id).ready[layer] - gone[key] > 1:
+                gone[key] += 1
+                granted.add((model_id, layer))
+    return rights
 
-    def together(self, order: Iterable[Account]) -> Rights:
-        """What each node may drop so that, even if all drop all of it, every layer is still served."""
-        left = Counter(self._count)
-        rights: Rights = {}
-        for account in order:
-            granted = rights.setdefault(account.node_id, set())
-            for model_id, layer in sorted(self.alone(account)):
-                if left[account.node.stub, model_id, layer] > 1:
-                    left[account.node.stub, model_id, layer] -= 1
-                    granted.add((model_id, layer))
-        return rights
+
+def donors(book: Book, model_id: str) -> Iterator[list[Account]]:
+    """Nodes that could make room for the model: in a large mesh first a few that hold the most replicated layers, then
+    all of them."""
+    if len(book.accounts) > FEW_ACCOUNTS:
+        yield _most_redundant(book, model_id)
+    yield book.takers(model_id)
+
+
+def _most_redundant(book: Book, model_id: str) -> list[Account]:
+    layers = (
+        (count, owner, layer)
+        for owner in book.models
+        for layer, count in enumerate(book.tally(owner).ready)
+        if count > 1
+    )
+    found: dict[str, Account] = {}
+    for _, owner, layer in heapq.nlargest(FEW_ACCOUNTS, layers):
+        for node_id in sorted(book.tally(owner).holders[layer]):
+            account = book.accounts[node_id]
+            if book.may_take(account, model_id):
+                found[node_id] = account
+        if len(found) >= FEW_ACCOUNTS:
+            break
+    return [account for _, account in sorted(found.items())]
 
 
 def freed(account: Account, layers: Iterable[tuple[str, int]]) -> int:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from meshnet.directive import DirectiveKind
 from meshnet.model import LayerRange, Quantization
 
-# Activations of a few 128-token chunks of a wide model, and the allocator's slack.
+# Activations of a few 128-token chunks of a wide model, and the allocator's slack; until a node has measured its own.
 WORKSPACE_BYTES = 16 * 1024 * 1024
 
 
@@ -15,15 +15,18 @@ WORKSPACE_BYTES = 16 * 1024 * 1024
 class Policy:
     """Constants that a plan follows.
 
-    `workspace_bytes` is kept free on every node. `max_replicas` bounds the replicas of a layer; None: one on every
-    node. `adjacent_slack`: a node may extend its own range if the largest stage grows by no more than this factor.
-    `min_piece_divisor`: a redundant piece has at least `num_layers // min_piece_divisor` layers.
+    `workspace_bytes` is kept free on every node that has not measured what it needs. `adjacent_slack`: a node may extend its own range if the slowest stage grows by
+    no more than this factor. `min_piece_divisor`: a redundant piece has at least `num_layers // min_piece_divisor`
+    layers. `swap_below`: layers with fewer replicas than this take the place of others that have two more;
+    `max_swaps` and `max_redundant` bound such moves and new redundant replicas in one plan, so that plans stay quick.
     """
 
     workspace_bytes: int = WORKSPACE_BYTES
-    max_replicas: int | None = None
     adjacent_slack: float = 1.25
     min_piece_divisor: int = 8
+    swap_below: int = 2
+    max_swaps: int = 8
+    max_redundant: int = 200
 
     def min_piece(self, num_layers: int) -> int:
         return max(1, num_layers // self.min_piece_divisor)
@@ -55,10 +58,14 @@ class Shortfall:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Directives in the order in which each node must run its own, and what could not be placed."""
+    """Directives in the order in which each node must run its own, and what could not be placed.
+
+    `unfinished`: there is more to do, but not in one plan.
+    """
 
     drafts: tuple[Draft, ...] = ()
     shortfalls: tuple[Shortfall, ...] = ()
+    unfinished: bool = False
 
     def shortfall(self, model_id: str) -> str:
         """What is missing of a model, for people; empty if nothing is."""

@@ -28,7 +28,8 @@ def test_issued_directives_are_open_in_order() -> None:
     first, second = ledger.issue([draft("n1"), draft("n2")], 3)
     assert (first.directive_id, first.plan_version, first.reason) == ("d1", 3, "because")
     assert (first.revision, first.kv_tokens, first.quantization) == ("r", 7, Quantization.INT8)
-    assert ledger.open() == (first, second)
+    assert ledger.all() == (first, second)
+    assert ledger.open("n1") == (first,)
     assert ledger.open("n2") == (second,)
     assert ledger.all("n1") == (first,)
 
@@ -40,7 +41,7 @@ def test_a_load_goes_from_pending_to_ready() -> None:
     assert ledger.report("n1", "d1", LOADING, bytes_done=1, bytes_total=9).bytes_done == 1
     assert ledger.report("n1", "d1", LOADING, bytes_done=5, bytes_total=9).bytes_done == 5
     assert ledger.report("n1", "d1", READY, bytes_done=9, bytes_total=9).state is READY
-    assert ledger.open() == ()
+    assert ledger.open("n1") == ()
     assert len(ledger.all()) == 1
 
 
@@ -80,12 +81,11 @@ def test_a_lost_node_fails_its_open_directives_only() -> None:
 
 
 def test_only_finished_directives_are_forgotten_oldest_first() -> None:
-    ledger = make_ledger(history=3)
-    ledger.issue([draft() for _ in range(3)], 1)
-    ledger.report("n1", "d2", READY)
-    ledger.issue([draft() for _ in range(2)], 2)
-    assert [d.directive_id for d in ledger.all()] == ["d1", "d3", "d4", "d5"]
-    for directive_id in ("d1", "d3"):
+    ledger = make_ledger(history=2)
+    ledger.issue([draft() for _ in range(5)], 1)
+    for directive_id in ("d2", "d1"):
         ledger.report("n1", directive_id, READY)
-    ledger.issue([draft()], 3)
-    assert [d.directive_id for d in ledger.all()] == ["d4", "d5", "d6"]
+    assert len(ledger.all()) == 5
+    ledger.report("n1", "d4", READY)
+    assert [d.directive_id for d in ledger.all()] == ["d1", "d3", "d4", "d5"]
+    assert [d.directive_id for d in ledger.open("n1")] == ["d3", "d5"]

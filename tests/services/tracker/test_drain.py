@@ -21,9 +21,9 @@ from tests.services.tracker.test_mesh_memory import FIRST, LAST, MODEL, restarte
 def mesh_with_spare() -> Mesh:
     """n1, n2 and n3 serve ten layers each; n4 has room for twelve and holds nothing."""
     mesh = served_mesh("n1", "n2", "n3")
-    mesh.settings = replace(mesh.settings, policy=replace(mesh.settings.policy, max_replicas=1))
+    mesh.deploy("m", 0, 0, LATER, replicas=1)
     join(mesh, "n4")
-    assert mesh.ledger.open() == ()
+    assert mesh.ledger.nodes_with_open() == ()
     return mesh
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from meshnet.directive import Directive, DirectiveKind, DirectiveState
 from meshnet.model import LayerRange, Quantization
 from meshnet.topology import Node, ShardState
-from services.tracker.placement import WORKSPACE_BYTES, believed_bytes, plan
+from services.tracker.placement import WORKSPACE_BYTES, Known, Planner, plan
 from tests.services.tracker.meshes import MB, deployed, drops, loads, node, obey, ready_replicas, settle, shard
 
 MODEL = deployed()
@@ -243,7 +243,10 @@ def test_stub_shards_go_when_real_nodes_serve_everything() -> None:
 def test_a_refused_load_is_not_tried_again_as_it_was() -> None:
     failed = order("n1", 0, 30)
     big = node("n1", 30 * MB)
-    believed = believed_bytes(big, [MODEL], [], failed)
+    planner = Planner()
+    planner.set_models([MODEL])
+    planner.set_node(Known(big, (failed,)))
+    believed = planner.believed_bytes(failed)
     assert believed == 15 * MB + WORKSPACE_BYTES
     assert plan([big], [MODEL], refused={"n1": believed}).drafts == ()
     result = plan([big, node("n2", 15 * MB)], [MODEL], refused={"n1": believed})

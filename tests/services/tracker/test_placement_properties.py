@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from meshnet.directive import Directive, DirectiveKind
 from meshnet.model import ModelManifest, Quantization, WeightBytes, merge_layers
 from meshnet.topology import DeployedModel, Node, Shard, ShardState
-from services.tracker.placement import WORKSPACE_BYTES, Draft, Plan, plan
-from services.tracker.placement.accounts import layer_bytes, open_accounts
-from services.tracker.placement.cover import pool_of
+from services.tracker.placement import WORKSPACE_BYTES, Draft, Known, Plan, Policy, plan
+from services.tracker.placement.accounts import Account, open_account
+from services.tracker.placement.costs import Costs, layer_bytes
 from tests.services.tracker.meshes import obey, settle
 
 MODEL_IDS = ("a", "b")
@@ -80,6 +80,17 @@ def _with_shards(draw: st.DrawFn, node: Node, deployed: Sequence[DeployedModel])
     return replace(node, shards=tuple(shards))
 
 
+def open_accounts(nodes: Sequence[Node], deployed: Sequence[DeployedModel]) -> list[Account]:
+    costs = {model.model_id: Costs(model) for model in deployed}
+    return [open_account(Known(node), costs, Policy()) for node in nodes]
+
+
+def pool_of(accounts: Sequence[Account], model_id: str) -> list[Account]:
+    """Nodes that may hold the model: the real ones that have its files; stub nodes only if there is no such."""
+    having = [account for account in accounts if model_id in account.node.available_models]
+    return [account for account in having if not account.node.stub] or having
+
+
 def held(nodes: Sequence[Node], model: DeployedModel) -> Counter[int]:
     accounts = open_accounts(nodes, [model])
     return Counter(i for account in pool_of(accounts, model.model_id) for i in account.layers(model.model_id))
@@ -102,7 +113,7 @@ def check_fit(nodes: Sequence[Node], deployed: Sequence[DeployedModel], drafts: 
         account = accounts[draft.node_id]
         if _is_load(draft):
             assert not set(draft.layers.layers) & set(account.layers(draft.model_id)), "no layer twice on a node"
-            account.load(by_id[draft.model_id], draft.layers)
+            account.load(Costs(by_id[draft.model_id]), draft.layers, draft.quantization)
             assert account.free >= 0, f"{draft} does not fit"
         else:
             account.drop(draft.model_id, draft.layers.layers)

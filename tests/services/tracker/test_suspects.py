@@ -13,7 +13,7 @@ from services.tracker.effects import Effects
 from services.tracker.mesh import Mesh
 from services.tracker.placement import plan
 from tests.services.tracker.meshes import MB, deployed, drops, loads, node, shard
-from tests.services.tracker.test_mesh import LATER, brief, finish_all, join, make_mesh, served_mesh, texts
+from tests.services.tracker.test_mesh import LATER, all_open, brief, finish_all, join, make_mesh, served_mesh, texts
 
 HEARTBEAT, SUSPECT, LEASE = 3.0, 7.5, 15.0
 
@@ -50,7 +50,7 @@ def test_a_suspect_keeps_its_layers_and_nothing_is_ordered() -> None:
     assert mesh.topology.coverage("m").complete
     # Nor when something else makes a new plan.
     assert brief(join(mesh, "n5", now=LATER + 8).directives) != []
-    assert all(d.node_id != "n2" and "have no node" not in d.reason for d in mesh.ledger.open())
+    assert all(d.node_id != "n2" and "have no node" not in d.reason for d in all_open(mesh))
     assert mesh.tick(LATER + 9) == Effects()
 
 

@@ -1,0 +1,133 @@
+"""All accounts, and what is derived from them: tallies by model, and who has most room. One change costs little."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from meshnet.directive import DirectiveKind
+from meshnet.model import LayerRange, Quantization, merge_layers
+from meshnet.topology import DeployedModel
+from services.tracker.placement.accounts import Account
+from services.tracker.placement.costs import Costs
+from services.tracker.placement.tally import Tally
+from services.tracker.placement.types import Draft
+
+
+class Book:
+    """The accounts of all nodes. Every change goes through `put`, `remove`, `load` and `drop`.
+
+    `models`: costs of the deployed ones in the order in which they are placed. `touched`: nodes whose accounts `load`
+    and `drop` have changed, so that they no longer say what the nodes themselves report.
+    """
+
+    def __init__(self, models: Iterable[DeployedModel] = ()) -> None:
+        ranked = sorted(models, key=lambda model: (-model.priority, model.model_id))
+        self.models: Mapping[str, Costs] = {model.model_id: Costs(model) for model in ranked}
+        self.accounts: dict[str, Account] = {}
+        self.draining: set[str] = set()
+        self.stubs: set[str] = set()
+        self.touched: set[str] = set()
+        self._by_room: list[tuple[int, str]] = []
+        self._tallies = {(i, stub): Tally(costs) for i, costs in self.models.items() for stub in (False, True)}
+
+    def put(self, account: Account) -> None:
+        """Adds or replaces the account of a node."""
+        self.remove(account.node_id)
+        self.accounts[account.node_id] = account
+        if account.node.draining:
+            self.draining.add(account.node_id)
+        if account.node.stub:
+            self.stubs.add(account.node_id)
+        self._count(account, 1)
+
+    def remove(self, node_id: str) -> None:
+        account = self.accounts.pop(node_id, None)
+        if account is None:
+            return
+        self.draining.discard(node_id)
+        self.stubs.discard(node_id)
+        self._count(account, -1)
+
+    def tally(self, model_id: str) -> Tally:
+        """Among the real nodes that have the model's files, or the stub nodes if there is no such."""
+        real = self._tallies[model_id, False]
+        return real if real.num_members else self._tallies[model_id, True]
+
+    def tally_of(self, account: Account, model_id: str) -> Tally:
+        """Among the nodes of this one's kind."""
+        return self._tallies[model_id, account.node.stub]
+
+    def may_take(self, account: Account, model_id: str) -> bool:
+        """Whether the node can be given layers of the model: it is no stub beside real ones, and not closed."""
+        return (
+            not account.closed
+            and model_id not in account.barred
+            and model_id in account.node.available_models
+            and (not account.node.stub or not self._tallies[model_id, False].num_members)
+        )
+
+    def by_room(self, at_least: int = 0) -> Iterator[Account]:
+        """Open accounts, those with most free bytes first, down to `at_least`. Nothing may be booked on the way."""
+        for minus_free, node_id in self._by_room:
+            if -minus_free < at_least:
+                return
+            yield self.accounts[node_id]
+
+    def roomiest(self, node_ids: Iterable[str], at_least: int) -> list[Account]:
+        """Open accounts among these nodes, those with most free bytes first, that have `at_least` so many."""
+        accounts = (self.accounts[node_id] for node_id in node_ids if node_id in self.accounts)
+        roomy = (account for account in accounts if not account.closed and account.free >= at_least)
+        return sorted(roomy, key=lambda account: (-account.free, account.node_id))
+
+    def takers(self, model_id: str) -> list[Account]:
+        """All nodes that can be given layers of the model, by id."""
+        return sorted(
+            (a for a in self.accounts.values() if self.may_take(a, model_id)), key=lambda account: account.node_id
+        )
+
+    def is_served_by_real_nodes(self, model_id: str) -> bool:
+        return 0 not in self._tallies[model_id, False].ready
+
+    def load(self, account: Account, costs: Costs, layers: LayerRange, quantization: Quantization, why: str) -> Draft:
+        """Books the layers and drafts the directive."""
+        self._count(account, -1)
+        account.load(costs, layers, quantization)
+        self._count(account, 1)
+        self.touched.add(account.node_id)
+        return Draft(
+            node_id=account.node_id,
+            kind=DirectiveKind.LOAD_SHARD,
+            model_id=costs.model_id,
+            layers=layers,
+            quantization=quantization,
+            reason=why,
+            revision=costs.model.manifest.revision,
+            kv_tokens=costs.model.kv_tokens,
+        )
+
+    def drop(self, account: Account, model_id: str, layers: Iterable[int], why: str) -> list[Draft]:
+        """Takes the layers off the books and drafts one directive a range."""
+        ranges: Sequence[LayerRange] = merge_layers(frozenset(layers))
+        if ranges:
+            self._count(account, -1)
+            for gone in ranges:
+                account.drop(model_id, gone.layers)
+            self._count(account, 1)
+            self.touched.add(account.node_id)
+        return [
+            Draft(account.node_id, DirectiveKind.DROP_SHARD, model_id, gone, account.node.quantization, why)
+            for gone in ranges
+        ]
+
+    def _count(self, account: Account, sign: int) -> None:
+        # The tallies of models that the node does not hold change in the number of members alone.
+        for model_id in account.node.available_models & self.models.keys():
+            self._tallies[model_id, account.node.stub].count(account, sign)
+        if account.closed:
+            return
+        entry = (-account.free, account.node_id)
+        if sign > 0:
+            insort(self._by_room, entry)
+        else:
+            del self._by_room[bisect_left(self._by_room, entry)]

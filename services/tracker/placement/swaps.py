@@ -1,0 +1,85 @@
+"""Swaps: a replica of what is held most gives way to one of what is held least. The only moves for balance."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from meshnet.model import LayerRange
+from services.tracker.placement.accounts import Account
+from services.tracker.placement.bins import make_bin
+from services.tracker.placement.book import Book
+from services.tracker.placement.costs import Costs
+from services.tracker.placement.cover import drop_all
+from services.tracker.placement.redundancy import most_replicas
+from services.tracker.placement.room import choose_drops, donors, freed, rights_of
+from services.tracker.placement.types import Draft, Policy
+
+# A layer gives way only to one with at least so many replicas less: the mesh is better for it, and never swaps back.
+GAIN = 2
+
+
+def swap(book: Book, policy: Policy) -> tuple[list[Draft], bool]:
+    """Drops and loads, and whether there may be more to do. Every layer has a replica before, and keeps two after."""
+    drafts: list[Draft] = []
+    for _ in range(policy.max_swaps):
+        swapped = _swap_one(book, policy)
+        if not swapped:
+            return drafts, False
+        drafts += swapped
+    return drafts, True
+
+
+def _swap_one(book: Book, policy: Policy) -> list[Draft]:
+    for costs, run, count in sorted(_weak_runs(book, policy), key=lambda weak: (weak[2], -len(weak[1]))):
+        # The first pool holds the most replicated layers: where it has none to spare, no other has.
+        pool = next(iter(donors(book, costs.model_id)))
+        offers = [offer for account in pool if (offer := _offer(book, costs, run, count, account, policy))]
+        if offers:
+            _, account, layers, drops = min(offers, key=lambda offer: offer[0])
+            return _drafts(book, costs, account, layers, drops, count)
+    return []
+
+
+def _weak_runs(book: Book, policy: Policy) -> Iterator[tuple[Costs, LayerRange, int]]:
+    """Runs of equally weak layers, with the number of their replicas."""
+    for costs in book.models.values():
+        tally = book.tally(costs.model_id)
+        limit = min(policy.swap_below, most_replicas(costs, tally))
+        start = 0
+        for layer, count in enumerate(tally.staying):
+            if layer + 1 == costs.num_layers or tally.staying[layer + 1] != count:
+                if count < limit:
+                    yield costs, LayerRange(start, layer + 1), count
+                start = layer + 1
+
+
+Offer = tuple[tuple[int, int, str], Account, LayerRange, list[tuple[str, int]]]
+
+
+def _offer(book: Book, costs: Costs, run: LayerRange, count: int, account: Account, policy: Policy) -> Offer | None:
+    """The most layers of the run that the node could take in the place of replicas that it may give up."""
+    held = account.layers(costs.model_id)
+    if any(layer in held for layer in run.layers):
+        return None
+    rights = rights_of(book, account, keep=count + GAIN - 1)
+    room = account.free + freed(account, rights)
+    taker = make_bin(costs, account, run, room, account.node.quantization)
+    shortest = min(len(run), policy.min_piece(costs.num_layers))
+    ends = {start: taker.reach(start, run.end) for start in run.layers}
+    start = max(ends, key=lambda start: (ends[start] - start, -start))
+    if ends[start] - start < shortest:
+        return None
+    layers = LayerRange(start, ends[start])
+    need = costs.of(layers, account.node.quantization) - account.free
+    drops = choose_drops(account, rights, need, costs.model_id, layers)
+    return (-len(layers), freed(account, drops), account.node_id), account, layers, drops
+
+
+def _drafts(
+    book: Book, costs: Costs, account: Account, layers: LayerRange, drops: list[tuple[str, int]], count: int
+) -> list[Draft]:
+    model_id = costs.model_id
+    why = f"gives way to layers {layers} of {model_id}, which have {count} replica{'s' if count > 1 else ''}"
+    load_why = f"layers {layers} of {model_id} have {count} replica{'s' if count > 1 else ''}, others two more"
+    drafts = drop_all(book, account, drops, why)
+    return [*drafts, book.load(account, costs, layers, account.node.quantization, load_why)]

@@ -1,0 +1,78 @@
+"""How often each layer of a model is held, kept up to date account by account."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from meshnet.model import LayerRange
+from services.tracker.placement.accounts import Account
+from services.tracker.placement.costs import Costs
+
+
+class Tally:
+    """One model, among the real nodes that have its files or among the stub nodes.
+
+    By layer: `held` counts all holders; `staying` those that are not drained; `ready` those that serve it now, that no
+    open directive drops it from, and that are neither suspect nor drained; `holders` names these last ones. `rate` sums
+    what the holders get through, in thousandths of a step a second. `at_site` counts the holders by site.
+    """
+
+    def __init__(self, costs: Costs) -> None:
+        self.costs = costs
+        self.num_members = 0
+        self.held = [0] * costs.num_layers
+        self.staying = [0] * costs.num_layers
+        self.ready = [0] * costs.num_layers
+        self.rate = [0] * costs.num_layers
+        self.holders: list[set[str]] = [set() for _ in range(costs.num_layers)]
+        self.at_site: dict[str, list[int]] = {}
+
+    def count(self, account: Account, sign: int) -> None:
+        """Adds the account (`sign` 1) or takes it away again (-1), before it changes."""
+        self.num_members += sign
+        model_id = self.costs.model_id
+        layers = account.layers(model_id)
+        if not layers:
+            return
+        rate = sign * self._rate(account)
+        staying = 0 if account.node.draining else sign
+        at_site = self.at_site.setdefault(account.node.site, [0] * self.costs.num_layers)
+        for layer in layers:
+            self.held[layer] += sign
+            self.staying[layer] += staying
+            self.rate[layer] += rate
+            at_site[layer] += staying
+        if account.closed:
+            return
+        for layer in account.ready.get(model_id, ()):
+            self.ready[layer] += sign
+            if sign > 0:
+                self.holders[layer].add(account.node_id)
+            else:
+                self.holders[layer].discard(account.node_id)
+
+    def gaps(self) -> Iterator[LayerRange]:
+        """Runs of layers that nobody holds."""
+        return _runs(self.held) if 0 in self.held else iter(())
+
+    def leaving(self) -> Iterator[LayerRange]:
+        """Runs of layers that only draining nodes hold."""
+        return _runs([staying or not held for held, staying in zip(self.held, self.staying, strict=True)])
+
+    def _rate(self, account: Account) -> int:
+        work = account.stage_work(self.costs)
+        speed = self.costs.bytes_per_second(account.node, account.node.quantization)
+        return 1000 * speed // max(1, work)
+
+
+def _runs(counts: list[int] | list[bool | int]) -> Iterator[LayerRange]:
+    """Runs of layers whose count is 0."""
+    start: int | None = None
+    for layer, count in enumerate(counts):
+        if not count and start is None:
+            start = layer
+        elif count and start is not None:
+            yield LayerRange(start, layer)
+            start = None
+    if start is not None:
+        yield LayerRange(start, len(counts))
