@@ -123,7 +123,7 @@ class Placing:
         return issued
 
     def _eager(self) -> Policy:
-        return replace(self._planner.policy, swap_below=ANY_COUNT)
+        return replace(self._planner.policy, swap_below=ANY_COUNT, swap_ratio=1.0)
 
 
 def finished_note(directive: Directive) -> Note:

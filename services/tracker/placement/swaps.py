@@ -14,12 +14,12 @@ from services.tracker.placement.redundancy import most_replicas
 from services.tracker.placement.room import choose_drops, donors, freed, rights_of
 from services.tracker.placement.types import Draft, Policy
 
-# A layer gives way only to one with at least so many replicas less: the mesh is better for it, and never swaps back.
-GAIN = 2
+# Whatever the policy, a layer gives way only to one with so many replicas less: then nothing ever swaps back.
+LEAST_GAIN = 2
 
 
 def swap(book: Book, policy: Policy) -> tuple[list[Draft], bool]:
-    """Drops and loads, and whether there may be more to do. Every layer has a replica before, and keeps two after."""
+    """Drops and loads, and whether there may be more to do. Every layer has a replica before, and keeps one after."""
     drafts: list[Draft] = []
     for _ in range(policy.max_swaps):
         swapped = _swap_one(book, policy)
@@ -61,7 +61,8 @@ def _offer(book: Book, costs: Costs, run: LayerRange, count: int, account: Accou
     held = account.layers(costs.model_id)
     if any(layer in held for layer in run.layers):
         return None
-    rights = rights_of(book, account, keep=count + GAIN - 1)
+    keep = max(count + LEAST_GAIN - 1, int(count * policy.swap_ratio))
+    rights = rights_of(book, account, keep)
     room = account.free + freed(account, rights)
     taker = make_bin(costs, account, run, room, account.node.quantization)
     shortest = min(len(run), policy.min_piece(costs.num_layers))
@@ -80,6 +81,6 @@ def _drafts(
 ) -> list[Draft]:
     model_id = costs.model_id
     why = f"gives way to layers {layers} of {model_id}, which have {count} replica{'s' if count > 1 else ''}"
-    load_why = f"layers {layers} of {model_id} have {count} replica{'s' if count > 1 else ''}, others two more"
+    load_why = f"layers {layers} of {model_id} have {count} replica{'s' if count > 1 else ''}, others many more"
     drafts = drop_all(book, account, drops, why)
     return [*drafts, book.load(account, costs, layers, account.node.quantization, load_why)]

@@ -15,16 +15,20 @@ WORKSPACE_BYTES = 16 * 1024 * 1024
 class Policy:
     """Constants that a plan follows.
 
-    `workspace_bytes` is kept free on every node that has not measured what it needs. `adjacent_slack`: a node may extend its own range if the slowest stage grows by
-    no more than this factor. `min_piece_divisor`: a redundant piece has at least `num_layers // min_piece_divisor`
-    layers. `swap_below`: layers with fewer replicas than this take the place of others that have two more;
-    `max_swaps` and `max_redundant` bound such moves and new redundant replicas in one plan, so that plans stay quick.
+    `workspace_bytes` is kept free on every node that has not measured what it needs. `adjacent_slack`: a node may
+    extend its own range if the slowest stage grows by no more than this factor. `min_piece_divisor`: a redundant piece
+    has at least `num_layers // min_piece_divisor` layers.
+
+    Layers with fewer than `swap_below` replicas take the place of others that have more than `swap_ratio` times as
+    many. `max_swaps` and `max_redundant` bound such moves and new redundant replicas in one plan, so that plans stay
+    quick.
     """
 
     workspace_bytes: int = WORKSPACE_BYTES
     adjacent_slack: float = 1.25
     min_piece_divisor: int = 8
-    swap_below: int = 2
+    swap_below: int = 3
+    swap_ratio: float = 2.0
     max_swaps: int = 8
     max_redundant: int = 200
 
