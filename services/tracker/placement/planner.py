@@ -120,8 +120,10 @@ class Planner:
             shortfalls += missing
         if shortfalls:
             return Plan(tuple(drafts), tuple(shortfalls)), set()
-        hungry = book.roomiest(self._hungry | book.touched, at_least=self._smallest_piece(policy))
-        strengthened, sated = Strengthener(book, policy).strengthen(hungry, policy.max_redundant)
+        hungry = self._hungry | book.touched
+        roomy = book.roomiest(hungry, at_least=self._smallest_piece(policy))
+        strengthened, sated = Strengthener(book, policy).strengthen(roomy, policy.max_redundant)
+        sated |= hungry - {account.node_id for account in roomy}
         swapped, more = ([], False) if strengthened else swap(book, policy)
         unfinished = more or len(strengthened) >= policy.max_redundant
         return Plan((*drafts, *strengthened, *swapped), (), unfinished), sated

@@ -45,6 +45,8 @@ def _weak_runs(book: Book, policy: Policy) -> Iterator[tuple[Costs, LayerRange, 
     for costs in book.models.values():
         tally = book.tally(costs.model_id)
         limit = min(policy.swap_below, most_replicas(costs, tally))
+        if min(tally.staying) >= limit:
+            continue
         start = 0
         for layer, count in enumerate(tally.staying):
             if layer + 1 == costs.num_layers or tally.staying[layer + 1] != count:
@@ -73,6 +75,8 @@ def _offer(book: Book, costs: Costs, run: LayerRange, count: int, account: Accou
     layers = LayerRange(start, ends[start])
     need = costs.of(layers, account.node.quantization) - account.free
     drops = choose_drops(account, rights, need, costs.model_id, layers)
+    if not drops:
+        return None  # Free room is for redundancy to fill, in pieces of a useful size.
     return (-len(layers), freed(account, drops), account.node_id), account, layers, drops
 
 
