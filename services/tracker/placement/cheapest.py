@@ -22,22 +22,24 @@ def arrange_cheaply(bins: Sequence[Bin], run: LayerRange, slack: float) -> Cut |
     roomy = [b for b in bins if b.reach(run.start, run.end) > run.start or _fits_some(b, run)]
     weights = sorted({b.moved(run) for b in roomy})
     if len(weights) > 1 and len(roomy) <= MAX_SEARCHED_BINS:
-        found = _search(roomy, run)
+        found = search(roomy, run)
         if found is not None:
             return found
     for heaviest in weights:
         cut = arrange([b for b in bins if b.moved(run) <= heaviest], run, slack)
         if cut is not None:
             return cut
-    return None
+    return search(roomy, run) if len(roomy) <= MAX_SEARCHED_BINS else None
 
 
 def _fits_some(b: Bin, run: LayerRange) -> bool:
     return any(b.sizes[i + 1] - b.sizes[i] <= b.room for i in run.layers)
 
 
-def _search(bins: Sequence[Bin], run: LayerRange) -> Cut | None:
-    """Dijkstra over (layers placed, nodes used): fewest bytes, then fewest pieces, then the quickest slowest stage."""
+def search(bins: Sequence[Bin], run: LayerRange) -> Cut | None:
+    """Every cut of the run into consecutive pieces, each on a node of its own; None if none fits, or in a large case.
+
+    Dijkstra over (layers placed, nodes used): fewest bytes, then fewest pieces, then the quickest slowest stage."""
     queue: list[tuple[int, int, int, int, int, Cut]] = [(0, 0, 0, 0, run.start, ())]
     done: set[tuple[int, int]] = set()
     tie = 0

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import permutations
 
 from meshnet.model import LayerRange, Quantization
 from meshnet.sizes import format_size
@@ -11,7 +13,7 @@ from services.tracker.placement.bins import Bin, make_bin
 from services.tracker.placement.book import Book
 from services.tracker.placement.cheapest import arrange_cheaply
 from services.tracker.placement.costs import Costs
-from services.tracker.placement.cut import Cut, arrange, fill
+from services.tracker.placement.cut import Cut, arrange, fill, scatter
 from services.tracker.placement.room import (
     FEW_ACCOUNTS,
     choose_drops,
@@ -22,12 +24,25 @@ from services.tracker.placement.room import (
 )
 from services.tracker.placement.types import Draft, Policy, Shortfall
 
+# Of so many nodes every order is tried in which they may drop.
+MAX_ORDERED = 4
+
 Choose = Callable[[Account], Quantization]
 """The quantization at which a node would take layers."""
 
 
 def preferred(account: Account) -> Quantization:
     return account.node.quantization
+
+
+@dataclass(frozen=True, slots=True)
+class MadeRoom:
+    """Layers that a node could load at a quantization once it has dropped others, as (model id, layer)."""
+
+    account: Account
+    drops: Sequence[tuple[str, int]]
+    layers: LayerRange
+    quantization: Quantization
 
 
 class Placer:
@@ -71,7 +86,8 @@ class Placer:
             cut = self._arrange(pool, run, {a.node_id: a.free for a in pool}, choose)
             if cut is not None:
                 return [self._load(piece.node, piece.layers) for piece in cut]
-        return None
+        cut = scatter([make_bin(self._costs, a, run, a.free, choose(a)) for a in pool], run)
+        return [self._load(piece.node, piece.layers) for piece in cut] if cut else None
 
     def _pools(self, run: LayerRange) -> Iterable[list[Account]]:
         """In a large mesh first the nodes with most room and those beside the run, then all with any room."""
@@ -93,12 +109,20 @@ class Placer:
     def _in_made_room(self, run: LayerRange, choose: Choose) -> list[Draft] | None:
         """Drops redundant replicas: all of the run on one node if that can be, else spread over several."""
         for pool in donors(self._book, self._costs.model_id):
-            placed = self._on_one(pool, run, choose) or self._on_several(pool, run, choose)
-            if placed is not None:
-                return placed
+            offers = [self._on_one(pool, run, choose)]
+            if offers[0] is None or (self._is_refill and len({choose(account) for account in pool}) > 1):
+                offers += [self._on_several(order, run, choose) for order in _drop_orders(pool)]
+            found = [offer for offer in offers if offer is not None]
+            if found:
+                best = min(found, key=self._moved) if self._is_refill else found[0]
+                return [draft for piece in best for draft in self._make_room(piece)]
         return None
 
-    def _on_one(self, pool: Sequence[Account], run: LayerRange, choose: Choose) -> list[Draft] | None:
+    def _moved(self, offer: Sequence[MadeRoom]) -> tuple[int, int]:
+        """Bytes that it loads, and on how many nodes."""
+        return sum(self._costs.moved(piece.layers, piece.quantization) for piece in offer), len(offer)
+
+    def _on_one(self, pool: Sequence[Account], run: LayerRange, choose: Choose) -> list[MadeRoom] | None:
         choices: list[tuple[tuple[int, bool, int, str], Account, list[tuple[str, int]]]] = []
         for account in pool:
             rights = rights_of(self._book, account)
@@ -113,31 +137,29 @@ class Placer:
         if not choices:
             return None
         _, account, drops = min(choices, key=lambda choice: choice[0])
-        return self._make_room(account, drops, run, choose(account))
+        return [MadeRoom(account, drops, run, choose(account))]
 
-    def _on_several(self, pool: Sequence[Account], run: LayerRange, choose: Choose) -> list[Draft] | None:
-        order = sorted(pool, key=lambda a: (a.node.tracker_node, -a.free, a.node_id))
+    def _on_several(self, order: Sequence[Account], run: LayerRange, choose: Choose) -> list[MadeRoom] | None:
+        """The first in order may drop what is held twice."""
         rights = rights_together(self._book, order)
-        room = {a.node_id: a.free + freed(a, rights[a.node_id]) for a in pool}
-        cut = self._arrange(pool, run, room, choose)
+        room = {a.node_id: a.free + freed(a, rights[a.node_id]) for a in order}
+        cut = self._arrange(order, run, room, choose)
         if cut is None:
             return None
-        drafts: list[Draft] = []
+        pieces: list[MadeRoom] = []
         for piece in cut:
             account = self._book.accounts[piece.node.node_id]
             need = self._costs.of(piece.layers, piece.node.quantization) - account.free
             drops = choose_drops(account, rights[account.node_id], need, self._costs.model_id, piece.layers)
-            drafts += self._make_room(account, drops, piece.layers, piece.node.quantization)
-        return drafts
+            pieces.append(MadeRoom(account, drops, piece.layers, piece.node.quantization))
+        return pieces
 
-    def _make_room(
-        self, account: Account, drops: Sequence[tuple[str, int]], layers: LayerRange, quantization: Quantization
-    ) -> list[Draft]:
+    def _make_room(self, piece: MadeRoom) -> list[Draft]:
         model_id = self._costs.model_id
-        reason = f"makes room for layers {layers} of {model_id}; these layers are served elsewhere too"
-        drafts = drop_all(self._book, account, drops, reason)
-        load = self._book.load(account, self._costs, layers, quantization, self._reason(layers))
-        return [*drafts, load]
+        reason = f"makes room for layers {piece.layers} of {model_id}; these layers are served elsewhere too"
+        drafts = drop_all(self._book, piece.account, piece.drops, reason)
+        why = self._reason(piece.layers)
+        return [*drafts, self._book.load(piece.account, self._costs, piece.layers, piece.quantization, why)]
 
     def _load(self, node: Bin, layers: LayerRange) -> Draft:
         account = self._book.accounts[node.node_id]
@@ -156,7 +178,16 @@ class Placer:
                 cut = arrange(bins, run, slack, lead)
                 if cut is not None:
                     return cut
-        return arrange_cheaply(bins, run, slack) if self._is_refill else arrange(bins, run, slack)
+        cut = None if self._is_refill else arrange(bins, run, slack)
+        return cut or arrange_cheaply(bins, run, slack)
+
+
+def _drop_orders(pool: Sequence[Account]) -> Iterable[Sequence[Account]]:
+    """In which order nodes may claim what only one of them may drop: of a few nodes every order."""
+    usual = sorted(pool, key=lambda a: (a.node.tracker_node, -a.free, a.node_id))
+    return (
+        permutations(usual) if len(pool) <= MAX_ORDERED and len({a.node.quantizations for a in pool}) > 1 else [usual]
+    )
 
 
 def drop_all(book: Book, account: Account, layers: Iterable[tuple[str, int]], reason: str) -> list[Draft]:

@@ -94,6 +94,37 @@ def fill(order: Iterable[Bin], run: LayerRange) -> Cut:
     return tuple(pieces)
 
 
+def scatter(bins: Sequence[Bin], run: LayerRange) -> Cut | None:
+    """Layer by layer to the first node with room: many pieces, but where layers
+    are of unequal size this may fit where consecutive pieces do not. None if it does not fit either."""
+    by_id = sorted(bins, key=lambda b: b.node_id)
+    roomy = sorted(bins, key=lambda b: (-b.room, b.node_id))
+    for order in (by_id, roomy, roomy[::-1]):
+        room = {b.node_id: b.room for b in order}
+        takers: list[Bin] = []
+        for layer in run.layers:
+            fits = (b for b in order if b.sizes[layer + 1] - b.sizes[layer] <= room[b.node_id])
+            taker = next(fits, None)
+            if taker is None:
+                break
+            room[taker.node_id] -= taker.sizes[layer + 1] - taker.sizes[layer]
+            takers.append(taker)
+        else:
+            return _joined(takers, run.start)
+    return None
+
+
+def _joined(takers: Sequence[Bin], start: int) -> Cut:
+    """One taker a layer, from `start` on, as pieces."""
+    pieces: list[Piece] = []
+    for layer, taker in enumerate(takers, start):
+        if pieces and pieces[-1].node is taker:
+            pieces[-1] = Piece(taker, LayerRange(pieces[-1].layers.start, layer + 1))
+        else:
+            pieces.append(Piece(taker, LayerRange(layer, layer + 1)))
+    return tuple(pieces)
+
+
 def _filled(order: Sequence[Bin], run: LayerRange, level: int) -> Cut | None:
     pieces: list[Piece] = []
     start = run.start

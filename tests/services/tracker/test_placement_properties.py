@@ -188,7 +188,7 @@ def test_open_directives_count_as_done(mesh: tuple[list[Node], list[DeployedMode
 
 
 @settings(max_examples=60, deadline=None)
-@given(empty_nodes(stubs=False), models("a", uniform=True))
+@given(empty_nodes(stubs=False), models("a", uniform=True) | models("a", uniform=False))
 def test_what_first_fit_can_cover_is_covered(nodes: list[Node], model: DeployedModel) -> None:
     having = [node for node in nodes if "a" in node.available_models]
     free = {node.node_id: node.vram_bytes - WORKSPACE_BYTES for node in having}
