@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from meshnet.directive import DirectiveKind
@@ -27,6 +28,7 @@ class Book:
         self.accounts: dict[str, Account] = {}
         self.draining: set[str] = set()
         self.stubs: set[str] = set()
+        self._sites: Counter[str] = Counter()
         self.touched: set[str] = set()
         self._by_room: list[tuple[int, str]] = []
         self._tallies = {(i, stub): Tally(costs) for i, costs in self.models.items() for stub in (False, True)}
@@ -39,6 +41,7 @@ class Book:
             self.draining.add(account.node_id)
         if account.node.stub:
             self.stubs.add(account.node_id)
+        self._sites[account.node.site] += 1
         self._count(account, 1)
 
     def remove(self, node_id: str) -> None:
@@ -47,7 +50,13 @@ class Book:
             return
         self.draining.discard(node_id)
         self.stubs.discard(node_id)
+        self._sites -= Counter([account.node.site])
         self._count(account, -1)
+
+    @property
+    def has_sites(self) -> bool:
+        """Whether there is more than one, so that replicas can be spread over them."""
+        return len(self._sites) > 1
 
     def tally(self, model_id: str) -> Tally:
         """Among the real nodes that have the model's files, or the stub nodes if there is no such."""

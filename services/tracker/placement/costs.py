@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
 
@@ -27,6 +28,7 @@ class Costs:
         self._sizes: dict[Quantization, Sequence[int]] = {}
         self._weights: dict[Quantization, Sequence[int]] = {}
         self._work: dict[Quantization, Sequence[int]] = {}
+        self._from_smallest: dict[Quantization, Sequence[int]] = {}
         self._smallest: dict[int, int] = {}
 
     def sizes(self, quantization: Quantization) -> Sequence[int]:
@@ -58,11 +60,20 @@ class Costs:
     def smallest(self, num_layers: int) -> int:
         """Bytes of memory below which no shard of so many layers can be, at any quantization."""
         if num_layers not in self._smallest:
-            of_layers = [
-                sorted(after - before for before, after in pairwise(sizes)) for sizes in map(self.sizes, Quantization)
-            ]
-            self._smallest[num_layers] = min(sum(sizes[:num_layers]) for sizes in of_layers)
+            sizes = (self._ascending(quantization) for quantization in Quantization)
+            self._smallest[num_layers] = min(of_layers[num_layers - 1] for of_layers in sizes)
         return self._smallest[num_layers]
+
+    def most_layers(self, room: int, quantization: Quantization) -> int:
+        """No node with so much room can hold more layers."""
+        return bisect_right(self._ascending(quantization), room)
+
+    def _ascending(self, quantization: Quantization) -> Sequence[int]:
+        """Running sums of the layers' memory, from the smallest on."""
+        if quantization not in self._from_smallest:
+            sizes = sorted(after - before for before, after in pairwise(self.sizes(quantization)))
+            self._from_smallest[quantization] = tuple(accumulate(sizes))
+        return self._from_smallest[quantization]
 
     def of(self, layers: LayerRange, quantization: Quantization) -> int:
         """Bytes of memory."""

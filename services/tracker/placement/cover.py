@@ -9,11 +9,11 @@ from itertools import permutations
 from meshnet.model import LayerRange, Quantization
 from meshnet.sizes import format_size
 from services.tracker.placement.accounts import Account
-from services.tracker.placement.bins import Bin, make_bin
+from services.tracker.placement.bins import make_bin
 from services.tracker.placement.book import Book
 from services.tracker.placement.cheapest import arrange_cheaply
 from services.tracker.placement.costs import Costs
-from services.tracker.placement.cut import Cut, arrange, fill, scatter
+from services.tracker.placement.cut import Cut, Piece, arrange, fill, scatter
 from services.tracker.placement.room import (
     FEW_ACCOUNTS,
     choose_drops,
@@ -75,19 +75,33 @@ class Placer:
             return min(account.node.quantizations, key=lambda q: self._costs.of(run, q))
 
         for choose in (preferred, lightest):
-            placed = self._in_free_room(run, choose)
-            placed = placed or self._in_made_room(run, choose)
+            placed = self._in_room(run, choose)
             if placed is not None:
                 return placed
         return None
 
-    def _in_free_room(self, run: LayerRange, choose: Choose) -> list[Draft] | None:
+    def _in_room(self, run: LayerRange, choose: Choose) -> list[Draft] | None:
+        """In free room, unless that takes many pieces where replicas that are held three times can give way to fewer;
+        else in room that redundant replicas give up; else in free room layer by layer."""
+        cut = self._in_free_room(run, choose)
+        if cut is not None and len(cut) <= self._policy.few_pieces:
+            return [self._load(piece) for piece in cut]
+        offer = self._in_made_room(run, choose, keep=1 if cut is None else 2)
+        if offer is not None and (cut is None or self._moved(offer) < self._cut_moved(cut)):
+            return [draft for made in offer for draft in self._make_room(made)]
+        cut = cut or self._scattered(run, choose)
+        return [self._load(piece) for piece in cut] if cut else None
+
+    def _in_free_room(self, run: LayerRange, choose: Choose) -> Cut | None:
         for pool in self._pools(run):
             cut = self._arrange(pool, run, {a.node_id: a.free for a in pool}, choose)
             if cut is not None:
-                return [self._load(piece.node, piece.layers) for piece in cut]
-        cut = scatter([make_bin(self._costs, a, run, a.free, choose(a)) for a in pool], run)
-        return [self._load(piece.node, piece.layers) for piece in cut] if cut else None
+                return cut
+        return None
+
+    def _scattered(self, run: LayerRange, choose: Choose) -> Cut | None:
+        *_, pool = self._pools(run)
+        return scatter([make_bin(self._costs, a, run, a.free, choose(a)) for a in pool], run)
 
     def _pools(self, run: LayerRange) -> Iterable[list[Account]]:
         """In a large mesh first the nodes with most room and those beside the run, then all with any room."""
@@ -106,26 +120,29 @@ class Placer:
             yield [*roomy[:FEW_ACCOUNTS], *entry[:FEW_ACCOUNTS]]
         yield roomy
 
-    def _in_made_room(self, run: LayerRange, choose: Choose) -> list[Draft] | None:
-        """Drops redundant replicas: all of the run on one node if that can be, else spread over several."""
+    def _in_made_room(self, run: LayerRange, choose: Choose, keep: int) -> list[MadeRoom] | None:
+        """Drops redundant replicas, of which `keep` others remain: all of the run on one node if that can be, else
+        spread over several."""
         for pool in donors(self._book, self._costs.model_id):
-            offers = [self._on_one(pool, run, choose)]
+            offers = [self._on_one(pool, run, choose, keep)]
             if offers[0] is None or (self._is_refill and len({choose(account) for account in pool}) > 1):
-                offers += [self._on_several(order, run, choose) for order in _drop_orders(pool)]
+                offers += [self._on_several(order, run, choose, keep) for order in _drop_orders(pool)]
             found = [offer for offer in offers if offer is not None]
             if found:
-                best = min(found, key=self._moved) if self._is_refill else found[0]
-                return [draft for piece in best for draft in self._make_room(piece)]
+                return min(found, key=self._moved) if self._is_refill else found[0]
         return None
 
     def _moved(self, offer: Sequence[MadeRoom]) -> tuple[int, int]:
-        """Bytes that it loads, and on how many nodes."""
-        return sum(self._costs.moved(piece.layers, piece.quantization) for piece in offer), len(offer)
+        """Bytes that it loads, and in how many pieces."""
+        return sum(self._costs.moved(made.layers, made.quantization) for made in offer), len(offer)
 
-    def _on_one(self, pool: Sequence[Account], run: LayerRange, choose: Choose) -> list[MadeRoom] | None:
+    def _cut_moved(self, cut: Cut) -> tuple[int, int]:
+        return sum(piece.node.moved(piece.layers) for piece in cut), len(cut)
+
+    def _on_one(self, pool: Sequence[Account], run: LayerRange, choose: Choose, keep: int) -> list[MadeRoom] | None:
         choices: list[tuple[tuple[int, bool, int, str], Account, list[tuple[str, int]]]] = []
         for account in pool:
-            rights = rights_of(self._book, account)
+            rights = rights_of(self._book, account, keep)
             quantization = choose(account)
             need = self._costs.of(run, quantization) - account.free
             if freed(account, rights) >= need:
@@ -139,9 +156,11 @@ class Placer:
         _, account, drops = min(choices, key=lambda choice: choice[0])
         return [MadeRoom(account, drops, run, choose(account))]
 
-    def _on_several(self, order: Sequence[Account], run: LayerRange, choose: Choose) -> list[MadeRoom] | None:
+    def _on_several(
+        self, order: Sequence[Account], run: LayerRange, choose: Choose, keep: int
+    ) -> list[MadeRoom] | None:
         """The first in order may drop what is held twice."""
-        rights = rights_together(self._book, order)
+        rights = rights_together(self._book, order, keep)
         room = {a.node_id: a.free + freed(a, rights[a.node_id]) for a in order}
         cut = self._arrange(order, run, room, choose)
         if cut is None:
@@ -161,9 +180,10 @@ class Placer:
         why = self._reason(piece.layers)
         return [*drafts, self._book.load(piece.account, self._costs, piece.layers, piece.quantization, why)]
 
-    def _load(self, node: Bin, layers: LayerRange) -> Draft:
-        account = self._book.accounts[node.node_id]
-        return self._book.load(account, self._costs, layers, node.quantization, self._reason(layers))
+    def _load(self, piece: Piece) -> Draft:
+        account = self._book.accounts[piece.node.node_id]
+        why = self._reason(piece.layers)
+        return self._book.load(account, self._costs, piece.layers, piece.node.quantization, why)
 
     def _reason(self, layers: LayerRange) -> str:
         return f"layers {layers} of {self._costs.model_id} {self._why}"

@@ -121,17 +121,16 @@ class Planner:
         if shortfalls:
             return Plan(tuple(drafts), tuple(shortfalls)), set()
         hungry = self._hungry | book.touched
-        roomy = book.roomiest(hungry, at_least=self._smallest_piece(policy))
+        roomy = book.roomiest(hungry, at_least=self._smallest_layer())
         strengthened, sated = Strengthener(book, policy).strengthen(roomy, policy.max_redundant)
         sated |= hungry - {account.node_id for account in roomy}
         swapped, more = ([], False) if strengthened else swap(book, policy)
         unfinished = more or len(strengthened) >= policy.max_redundant
         return Plan((*drafts, *strengthened, *swapped), (), unfinished), sated
 
-    def _smallest_piece(self, policy: Policy) -> int:
-        """No redundant piece of any model has fewer bytes."""
-        sizes = (costs.smallest(policy.min_piece(costs.num_layers)) for costs in self._book.models.values())
-        return min(sizes, default=0)
+    def _smallest_layer(self) -> int:
+        """No layer of any model has fewer bytes."""
+        return min((costs.smallest(1) for costs in self._book.models.values()), default=0)
 
     def _open(self, known: Known) -> None:
         self._book.put(open_account(known, self._book.models, self.policy))

@@ -63,7 +63,7 @@ class Strengthener:
 
     def _best_of(self, costs: Costs, account: Account) -> Choice | None:
         model_id, quantization = costs.model_id, account.node.quantization
-        shortest = self._policy.min_piece(costs.num_layers)
+        shortest = shortest_piece(costs, account, self._policy)
         if account.free < costs.smallest(shortest) or not self._book.may_take(account, model_id):
             return None
         tally = self._book.tally(model_id)
@@ -77,10 +77,16 @@ class Strengthener:
             if len(layers) >= shortest:
                 mean = sum(counts[layers.start : layers.end]) / len(layers)
                 slowest = min(tally.rate[layers.start : layers.end]).bit_length()
-                rank = (mean, slowest, layers.start != 0, -len(layers), layers.start)
+                rank = (min(mean, self._policy.enough_replicas), slowest, layers.start != 0, -len(layers), layers.start)
                 if best is None or rank < best.rank:
                     best = Choice(rank, costs, layers)
         return best
+
+
+def shortest_piece(costs: Costs, account: Account, policy: Policy) -> int:
+    """Fewest layers of the model that are worth a replica on this node."""
+    able = costs.most_layers(account.capacity, account.node.quantization)
+    return max(1, min(costs.num_layers // policy.min_piece_divisor, able // 2))
 
 
 def most_replicas(costs: Costs, tally: Tally) -> int:

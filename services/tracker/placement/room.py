@@ -35,15 +35,15 @@ def rights_of(book: Book, account: Account, keep: int = 1) -> Rights:
     }
 
 
-def rights_together(book: Book, order: Iterable[Account]) -> dict[str, Rights]:
-    """By node: what each may drop so that, even if all drop all of it, every layer is still served."""
+def rights_together(book: Book, order: Iterable[Account], keep: int = 1) -> dict[str, Rights]:
+    """By node: what each may drop so that, even if all drop all of it, `keep` nodes still serve every layer."""
     gone: Counter[tuple[bool, str, int]] = Counter()
     rights: dict[str, Rights] = {}
     for account in order:
         granted = rights.setdefault(account.node_id, set())
-        for model_id, layer in sorted(rights_of(book, account)):
+        for model_id, layer in sorted(rights_of(book, account, keep)):
             key = (account.node.stub, model_id, layer)
-            if book.tally_of(account, model_id).ready[layer] - gone[key] > 1:
+            if book.tally_of(account, model_id).ready[layer] - gone[key] > keep:
                 gone[key] += 1
                 granted.add((model_id, layer))
     return rights

@@ -10,8 +10,9 @@ from services.tracker.placement.bins import make_bin
 from services.tracker.placement.book import Book
 from services.tracker.placement.costs import Costs
 from services.tracker.placement.cover import drop_all
-from services.tracker.placement.redundancy import most_replicas
+from services.tracker.placement.redundancy import most_replicas, shortest_piece
 from services.tracker.placement.room import choose_drops, donors, freed, rights_of
+from services.tracker.placement.tally import Tally
 from services.tracker.placement.types import Draft, Policy
 
 # Whatever the policy, a layer gives way only to one with so many replicas less: then nothing ever swaps back.
@@ -40,16 +41,22 @@ def _swap_one(book: Book, policy: Policy) -> list[Draft]:
     return []
 
 
+def _spread(book: Book, tally: Tally) -> list[int]:
+    """By layer the replicas that do not fail together: those of one site count once, if there are several sites."""
+    return tally.num_sites if book.has_sites else tally.staying
+
+
 def _weak_runs(book: Book, policy: Policy) -> Iterator[tuple[Costs, LayerRange, int]]:
     """Runs of equally weak layers, with the number of their replicas."""
     for costs in book.models.values():
         tally = book.tally(costs.model_id)
+        spread = _spread(book, tally)
         limit = min(policy.swap_below, most_replicas(costs, tally))
-        if min(tally.staying) >= limit:
+        if min(spread) >= limit:
             continue
         start = 0
-        for layer, count in enumerate(tally.staying):
-            if layer + 1 == costs.num_layers or tally.staying[layer + 1] != count:
+        for layer, count in enumerate(spread):
+            if layer + 1 == costs.num_layers or spread[layer + 1] != count:
                 if count < limit:
                     yield costs, LayerRange(start, layer + 1), count
                 start = layer + 1
@@ -60,14 +67,20 @@ Offer = tuple[tuple[int, int, str], Account, LayerRange, list[tuple[str, int]]]
 
 def _offer(book: Book, costs: Costs, run: LayerRange, count: int, account: Account, policy: Policy) -> Offer | None:
     """The most layers of the run that the node could take in the place of replicas that it may give up."""
+    tally = book.tally(costs.model_id)
+    here = tally.at_site.get(account.node.site) if book.has_sites else None
     held = account.layers(costs.model_id)
-    if any(layer in held for layer in run.layers):
+    if any(layer in held or (here is not None and here[layer]) for layer in run.layers):
         return None
     keep = max(count + LEAST_GAIN - 1, int(count * policy.swap_ratio))
-    rights = rights_of(book, account, keep)
+    rights = {
+        (model_id, layer)
+        for model_id, layer in rights_of(book, account, keep)
+        if _spread(book, book.tally_of(account, model_id))[layer] > keep
+    }
     room = account.free + freed(account, rights)
     taker = make_bin(costs, account, run, room, account.node.quantization)
-    shortest = min(len(run), policy.min_piece(costs.num_layers))
+    shortest = min(len(run), shortest_piece(costs, account, policy))
     ends = {start: taker.reach(start, run.end) for start in run.layers}
     start = max(ends, key=lambda start: (ends[start] - start, -start))
     if ends[start] - start < shortest:

@@ -14,7 +14,8 @@ class Tally:
 
     By layer: `held` counts all holders; `staying` those that are not drained; `ready` those that serve it now, that no
     open directive drops it from, and that are neither suspect nor drained; `holders` names these last ones. `rate` sums
-    what the holders get through, in thousandths of a step a second. `at_site` counts the holders by site.
+    what the holders get through, in thousandths of a step a second. `at_site` counts the staying holders by site, and
+    `num_sites` these sites.
     """
 
     def __init__(self, costs: Costs) -> None:
@@ -26,6 +27,7 @@ class Tally:
         self.rate = [0] * costs.num_layers
         self.holders: list[set[str]] = [set() for _ in range(costs.num_layers)]
         self.at_site: dict[str, list[int]] = {}
+        self.num_sites = [0] * costs.num_layers
 
     def count(self, account: Account, sign: int) -> None:
         """Adds the account (`sign` 1) or takes it away again (-1), before it changes."""
@@ -41,7 +43,9 @@ class Tally:
             self.held[layer] += sign
             self.staying[layer] += staying
             self.rate[layer] += rate
-            at_site[layer] += staying
+            before = at_site[layer]
+            at_site[layer] = before + staying
+            self.num_sites[layer] += (before + staying > 0) - (before > 0)
         if account.closed:
             return
         for layer in account.ready.get(model_id, ()):

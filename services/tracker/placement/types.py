@@ -16,8 +16,11 @@ class Policy:
     """Constants that a plan follows.
 
     `workspace_bytes` is kept free on every node that has not measured what it needs. `adjacent_slack`: a node may
-    extend its own range if the slowest stage grows by no more than this factor. `min_piece_divisor`: a redundant piece
-    has at least `num_layers // min_piece_divisor` layers.
+    extend its own range if the slowest stage grows by no more than this factor. `few_pieces`: a gap that would be cut
+    into more takes the place of replicas that are held three times, where that makes fewer.
+
+    A redundant piece has at least `num_layers // min_piece_divisor` layers, or half of what the whole node could hold.
+    Replicas are counted up to `enough_replicas`; from there on the slowest stage is strengthened.
 
     Layers with fewer than `swap_below` replicas take the place of others that have more than `swap_ratio` times as
     many. `max_swaps` and `max_redundant` bound such moves and new redundant replicas in one plan, so that plans stay
@@ -26,14 +29,13 @@ class Policy:
 
     workspace_bytes: int = WORKSPACE_BYTES
     adjacent_slack: float = 1.25
+    few_pieces: int = 2
     min_piece_divisor: int = 8
+    enough_replicas: int = 3
     swap_below: int = 3
     swap_ratio: float = 2.0
     max_swaps: int = 8
     max_redundant: int = 200
-
-    def min_piece(self, num_layers: int) -> int:
-        return max(1, num_layers // self.min_piece_divisor)
 
 
 @dataclass(frozen=True, slots=True)
