@@ -57,7 +57,7 @@ async def bench(vram_bytes: int = 6 * LAYER_BYTES, drain_timeout: float = 5.0) -
     async def report(directive: Directive) -> None:
         reports.append(directive)
 
-    worker = DirectiveWorker(config, {"m": models.manifest()}, forwarding, report)
+    worker = DirectiveWorker(config, {"m": models.manifest()}, forwarding, report, asyncio.Lock())
     running = asyncio.create_task(worker.run())
     yield Bench(worker, forwarding, reports)
     running.cancel()
