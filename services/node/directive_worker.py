@@ -136,7 +136,7 @@ class DirectiveWorker:
             measured: int | None = await runner.call(lambda: trial.workspace_bytes(longest))
         finally:
             await runner.call(trial.close)
-        predicted = predict_workspace_bytes(manifest, longest, entry=spec.layers.start == 0)
+        predicted = predict_workspace_bytes(manifest, spec.quantization, longest, entry=spec.layers.start == 0)
         log.info(
             "layers %s of %s take %s of weights (predicted %s), their steps %s of workspace (predicted %s)",
             spec.layers,

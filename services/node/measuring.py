@@ -23,8 +23,10 @@ from services.node.speed_cache import SpeedCache
 log = logging.getLogger(__name__)
 
 # Loading the layer may take this long, and each of the two speeds; a load that is told meanwhile waits as long.
-LOAD_SECONDS = 5.0
+LOAD_SECONDS = 8.0
 PASS_SECONDS = 1.0
+# The first directives arrive just after the node has joined, and the fallbacks must not be in their way.
+FALLBACK_DELAY_SECONDS = 5.0
 PREFILL_REPEATS = 5
 DECODE_REPEATS = 21
 # Layers that are larger in bfloat16 are measured at the preferred quantization only.
@@ -70,24 +72,31 @@ class Measuring:
     async def run(self) -> None:
         """Measures what the cache does not know; ends when it has tried all."""
         try:
-            for manifest, quantization in self._missing:
-                async with self._loads:
-                    await self._measure(manifest, quantization)
+            preferred = self._config.quantization
+            await self._measure_all([spec for spec in self._missing if spec.quantization is preferred])
+            if fallbacks := [spec for spec in self._missing if spec.quantization is not preferred]:
+                await asyncio.sleep(FALLBACK_DELAY_SECONDS)
+                await self._measure_all(fallbacks)
         finally:
             self._stopping = True
 
-    def _read_cache(self) -> Iterator[tuple[ModelManifest, Quantization]]:
-        """Takes what the cache knows. Yields what is to be measured: the preferred quantization of all models first."""
+    async def _measure_all(self, specs: Sequence[ShardSpec]) -> None:
+        for spec in specs:
+            async with self._loads:
+                await self._measure(spec)
+
+    def _read_cache(self) -> Iterator[ShardSpec]:
+        """Takes what the cache knows. Yields the layers to be measured."""
         for quantization in (self._config.quantization, *self._config.fallbacks):
             for manifest in self._manifests.values():
                 if speed := self._cache.get(manifest, quantization):
                     self._table.set_measured(speed)
                 elif quantization is self._config.quantization or _is_cheap(manifest):
-                    yield manifest, quantization
+                    yield _middle_layer(manifest, quantization)
 
-    async def _measure(self, manifest: ModelManifest, quantization: Quantization) -> None:
+    async def _measure(self, spec: ShardSpec) -> None:
         """Never raises: a node that cannot measure itself serves all the same."""
-        spec = _middle_layer(manifest, quantization)
+        manifest, quantization = spec.manifest, spec.quantization
         if refusal := self._refusal(spec):
             log.info("%s is not measured at %s: %s", manifest.model_id, quantization, refusal)
             return
@@ -109,7 +118,7 @@ class Measuring:
     def _refusal(self, spec: ShardSpec) -> str:
         """Why there is no room for a trial; empty if there is."""
         needed = spec.manifest.shard_bytes(spec.layers, spec.quantization, spec.kv_tokens)
-        needed += predict_workspace_bytes(spec.manifest, spec.kv_tokens, entry=False)
+        needed += predict_workspace_bytes(spec.manifest, spec.quantization, spec.kv_tokens, entry=False)
         free = self._config.vram_bytes - self._shards.held_bytes()
         on_device = self._runner.executor.memory_free_bytes()
         free = free if on_device is None else min(free, on_device)

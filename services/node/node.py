@@ -150,6 +150,15 @@ class NodeServer:
                 }
                 for shard in node.shards
             ],
+            "speeds": [
+                {
+                    "model": speed.model_id,
+                    "quantization": speed.quantization.value,
+                    "prefill_tokens_per_second": speed.prefill_tokens_per_second,
+                    "decode_tokens_per_second": speed.decode_tokens_per_second,
+                }
+                for speed in node.speeds
+            ],
             "sessions": node.num_sessions,
             "generations": self._entry.num_running,
             "queue": self._runner.queue_length,
