@@ -7,6 +7,7 @@ from pathlib import Path
 import typer
 
 from meshnet.errors import InvalidRequest
+from meshnet.model import parse_quantizations
 from meshnet.model_files import locate_models
 
 

@@ -63,7 +63,7 @@ def measures_table(topology: Topology) -> Table:
             *["\n".join(f"{speed.model_id} {speed.quantization}" for speed in of_node)] * named,
             style="yellow" if node.draining or not node.alive else None,
         )
-    table.caption = Text("decode, prefill: tokens/s through one layer, one by one and in chunks", "dim", justify="left")
+    table.caption = Text("decode, prefill: tokens/s through one layer", "dim", justify="left")
     return table
 
 

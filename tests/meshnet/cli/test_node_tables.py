@@ -48,10 +48,7 @@ def test_a_suspect_node_is_marked_in_its_row() -> None:
 
 def test_all_that_is_known_fits_eighty_columns() -> None:
     link = Link("", rtt_seconds=0.00042, bytes_per_second=1.2e9)
-    nodes = [
-        replace(measured(f"node-{index}", (index, index + 1)), site=f"room-{index}", links=(link,))
-        for index in range(3)
-    ]
+    nodes = [replace(measured(f"node-{i}", (i, i + 1)), site=f"room-{i}", links=(link,)) for i in range(3)]
     for table in (nodes_table(topology(*nodes)), measures_table(topology(*nodes))):
         shown = lines(table)
         assert max(map(len, shown)) <= 80
