@@ -19,6 +19,8 @@
     │   ├── NextHopFailed       refused, reset, or answered nonsense (502)
     │   └── NextHopTimeout      no answer within the deadline (504)
     ├── LoadFailed              a shard could not be loaded; the reason is for people
+    │   ├── NoRoom              it does not fit, or memory ran out on the way
+    │   └── BadFiles            the weight files are missing, damaged or of another revision
     ├── TopologyGap             an update of the topology was missed: watch again from the whole
     └── Unregistered            the tracker does not know this node or incarnation
 """
@@ -144,6 +146,14 @@ class NextHopTimeout(HopFailure):
 
 class LoadFailed(MeshnetError):
     code = "load_failed"
+
+
+class NoRoom(LoadFailed):
+    code = "no_room"
+
+
+class BadFiles(LoadFailed):
+    code = "bad_files"
 
 
 class Unregistered(MeshnetError):

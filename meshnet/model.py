@@ -20,6 +20,17 @@ class Quantization(StrEnum):
     FLOAT32 = "float32"
 
 
+def parse_quantizations(text: str) -> tuple[Quantization, ...]:
+    """From `bfloat16,int8` or `bfloat16+int8`, best first. Raises InvalidRequest for none, unknown ones and repeats."""
+    names = [name.strip().lower() for name in re.split(r"[,+]", text)]
+    known = {quantization.value: quantization for quantization in Quantization}
+    if unknown := [name for name in names if name not in known]:
+        raise InvalidRequest(f"{unknown[0]!r} is not a quantization: use {', '.join(known)}")
+    if len(set(names)) < len(names):
+        raise InvalidRequest(f"{text!r} names a quantization twice")
+    return tuple(known[name] for name in names)
+
+
 @dataclass(frozen=True, slots=True, order=True)
 class LayerRange:
     """Layers `[start, end)`, never empty."""

@@ -9,7 +9,7 @@ import grpc
 import typer
 
 from meshnet import convert, rpc
-from meshnet.topology import DeployedModel, Topology
+from meshnet.topology import NOT_PROBED, DeployedModel, RouteProbe, Topology
 from meshnet.v1 import admin_pb2, admin_pb2_grpc, tracker_pb2, tracker_pb2_grpc
 
 CALL_TIMEOUT = 5.0
@@ -35,6 +35,20 @@ class AdminClient:
         """By model: what could not be placed, for those where something could not."""
         answer = self._admin.GetCoverage(admin_pb2.GetCoverageRequest(), timeout=CALL_TIMEOUT)
         return {model.model_id: model.shortfall for model in answer.models if model.shortfall}
+
+    def routes(self) -> list[RouteProbe]:
+        """The route that each entry node would use now, by model."""
+        answer = self._admin.ListRoutes(admin_pb2.ListRoutesRequest(), timeout=CALL_TIMEOUT)
+        return [
+            RouteProbe(
+                route.model_id,
+                tuple(convert.hop_from_proto(hop) for hop in route.hops),
+                # What is not ready has a failure; "ready" is told by its absence.
+                "" if route.ready else route.failure or NOT_PROBED,
+                route.latency_seconds if route.HasField("latency_seconds") else None,
+            )
+            for route in answer.routes
+        ]
 
     def deploy(self, model_id: str, kv_tokens: int, priority: int) -> tuple[DeployedModel, str]:
         """The model as deployed, and what could not be placed."""

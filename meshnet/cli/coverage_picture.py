@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -10,7 +10,7 @@ from rich.text import Text
 
 from meshnet.model import LayerRange
 from meshnet.sizes import format_size
-from meshnet.topology import DeployedModel, Node, Shard, ShardState, Topology
+from meshnet.topology import DeployedModel, Node, RouteProbe, Shard, ShardState, Topology
 
 # Leaves room for names and sizes in 80 columns.
 MAX_COLUMNS = 40
@@ -18,37 +18,21 @@ READY, PARTLY, LOADING, EMPTY = "█", "▄", "░", "·"
 STYLES = {READY: "green", PARTLY: "green", LOADING: "yellow", EMPTY: "dim"}
 
 
-def coverage_picture(topology: Topology, shortfalls: dict[str, str]) -> RenderableType:
-    """All deployed models, layers across and nodes down."""
+def coverage_picture(
+    topology: Topology, shortfalls: Mapping[str, str], routes: Sequence[RouteProbe] = ()
+) -> RenderableType:
+    """All deployed models, layers across and nodes down, and which of their routes are ready."""
     if not topology.models:
         return Text("No model is deployed. `meshnet deploy MODEL_ID` asks the mesh to serve one.")
-    return Group(*(_model(topology, model, shortfalls.get(model.model_id, "")) for model in topology.models.values()))
-
-
-def nodes_table(topology: Topology) -> Table:
-    """One row a node. `lends` is its budget, `memory` what its process takes now, the runtime included.
-
-    A node whose heartbeats are overdue is marked as suspect, one that is drained as draining.
-    """
-    table = Table(title="Nodes", title_justify="left", box=None, padding=(0, 2, 0, 0), header_style="bold")
-    for column in ("node", "address", "runs on", "lends", "memory", "sessions"):
-        table.add_column(column, overflow="fold")
-    for _, node in sorted(topology.nodes.items()):
-        table.add_row(
-            node.node_id + " *" * node.tracker_node + " suspect" * (not node.alive) + " draining" * node.draining,
-            node.forward_address,
-            f"{node.device}, {node.quantization}",
-            format_size(node.vram_bytes),
-            format_size(node.resident_bytes),
-            str(node.num_sessions),
-            style="yellow" if node.draining or not node.alive else None,
+    return Group(
+        *(
+            _model(topology, model, shortfalls.get(model_id, ""), [r for r in routes if r.model_id == model_id])
+            for model_id, model in topology.models.items()
         )
-    if any(node.tracker_node for node in topology.nodes.values()):
-        table.caption = Text("* the tracker-node's own node", "dim", justify="left")
-    return table
+    )
 
 
-def _model(topology: Topology, model: DeployedModel, shortfall: str) -> RenderableType:
+def _model(topology: Topology, model: DeployedModel, shortfall: str, routes: Sequence[RouteProbe]) -> RenderableType:
     coverage = topology.coverage(model.model_id)
     num_layers = model.manifest.num_layers
     columns = _columns(num_layers)
@@ -68,7 +52,24 @@ def _model(topology: Topology, model: DeployedModel, shortfall: str) -> Renderab
     ]
     if shortfall:
         parts.insert(1, Text(shortfall, "red"))
+    if routes:
+        parts.append(_routes(routes))
     return Group(*parts, "")
+
+
+def _routes(routes: Sequence[RouteProbe]) -> RenderableType:
+    """One line a route, the ready ones first."""
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    grid.add_column(no_wrap=True)
+    grid.add_column()
+    for route in sorted(routes, key=lambda route: not route.ready):
+        hops = " ".join(map(str, route.hops))
+        if route.ready:
+            took = "" if route.latency_seconds is None else f", {1000 * route.latency_seconds:.3g} ms a token"
+            grid.add_row(Text("route ready", "green"), f"{hops}{took}")
+        else:
+            grid.add_row(Text("route not ready", "yellow"), f"{hops}: {route.failure}")
+    return grid
 
 
 def _columns(num_layers: int) -> list[LayerRange]:

@@ -29,7 +29,7 @@ POLL_SECONDS = 0.2
 
 @dataclass(frozen=True, slots=True)
 class NodePlan:
-    """Arguments of one node to start here. `vram` None leaves the node's own default."""
+    """Arguments of one node to start here. What is None has the node's own default."""
 
     node_id: str
     listen: str
@@ -39,6 +39,8 @@ class NodePlan:
     device: str
     tracker_node: bool = False
     stub: bool = False
+    site: str | None = None
+    cache_dir: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,6 +190,10 @@ class Launcher:
             arguments += ["--threads", str(node.threads)]
         if self._plan.advertise:
             arguments += ["--advertise", self._plan.advertise]
+        if node.site:
+            arguments += ["--site", node.site]
+        if node.cache_dir:
+            arguments += ["--cache-dir", str(node.cache_dir)]
         arguments += ["--tracker-node"] * node.tracker_node + ["--stub"] * node.stub
         return arguments + self._models()
 

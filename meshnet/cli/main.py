@@ -13,13 +13,14 @@ from rich.console import Console
 from meshnet import __version__
 from meshnet.addresses import join_address
 from meshnet.cli.admin_client import admin_client
+from meshnet.cli.arguments import model_ids, one_each, quantization_names
 from meshnet.cli.chat import Answering, ChatFailed, first_model, run_chat
-from meshnet.cli.coverage_picture import coverage_picture, nodes_table
+from meshnet.cli.coverage_picture import coverage_picture
 from meshnet.cli.launch import MeshPlan, NodePlan
+from meshnet.cli.node_tables import measures_table, nodes_table
 from meshnet.cli.run import run_mesh
-from meshnet.errors import InvalidRequest
+from meshnet.cli.status_json import status_json
 from meshnet.model import Quantization
-from meshnet.model_files import locate_models
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -93,7 +94,11 @@ def up(
         typer.Option(help="Memory each node lends: one size for all, or one a node, such as 260MB,200MB,200MB."),
     ] = None,
     quantization: Annotated[
-        str, typer.Option(help="bfloat16, int8, nf4 or float32: one for all nodes, or one a node, with commas.")
+        str,
+        typer.Option(
+            help="bfloat16, int8, nf4 or float32: one for all nodes, or one a node, with commas. bfloat16+int8 prefers "
+            "the first and takes the second where that does not fit."
+        ),
     ] = Quantization.BFLOAT16.value,
     threads: ThreadsOption = 1,
     device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")] = "cpu",
@@ -106,8 +111,10 @@ def up(
     log_to_terminal: LogOption = False,
 ) -> None:
     """Start a whole mesh on this machine: tracker, nodes and gateway. Ctrl-C ends it all."""
-    vrams = _each(vram, nodes, "--vram")
-    quantizations = _each(quantization, nodes, "--quantization")
+    vrams = one_each(vram, nodes, "--vram")
+    quantizations = [
+        quantization_names(text or quantization) for text in one_each(quantization, nodes, "--quantization")
+    ]
     plan = MeshPlan(
         tracker_listen=tracker_listen,
         gateway_listen=gateway_listen,
@@ -116,7 +123,7 @@ def up(
                 node_id=f"node-{index}",
                 listen="127.0.0.1:0",
                 vram=vrams[index],
-                quantization=quantizations[index] or Quantization.BFLOAT16.value,
+                quantization=quantizations[index],
                 threads=threads,
                 device=device,
                 tracker_node=index == 0,
@@ -126,7 +133,7 @@ def up(
         ),
         models=tuple(model or ()),
         models_dir=models,
-        deploy=_model_ids(model, models),
+        deploy=model_ids(model, models),
         kv_tokens=kv_tokens,
         log_level=log_level,
         log_to_terminal=log_to_terminal,
@@ -151,7 +158,13 @@ def tracker_node(
     vram: Annotated[
         str | None, typer.Option(help="Memory to lend, such as 8GiB. Default: half of what is free.")
     ] = None,
-    quantization: Annotated[Quantization, typer.Option(help="How to store weights.")] = Quantization.BFLOAT16,
+    quantization: Annotated[
+        str, typer.Option(help="How to store weights. Several, with commas: the first is preferred.")
+    ] = Quantization.BFLOAT16.value,
+    site: Annotated[str | None, typer.Option(help="What may fail as one. Default: the host name.")] = None,
+    cache_dir: Annotated[
+        Path | None, typer.Option(help="Folder for measured speeds. Default: meshnet in the user's cache folder.")
+    ] = None,
     threads: ThreadsOption = None,
     device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")] = "cpu",
     kv_tokens: KvTokensOption = None,
@@ -165,7 +178,15 @@ def tracker_node(
 ) -> None:
     """Run tracker, gateway and the node of the first layers here. Other machines join with `meshnet node`."""
     own = NodePlan(
-        node_id, join_address(listen, node_port), vram, quantization.value, threads, device, tracker_node=True
+        node_id=node_id,
+        listen=join_address(listen, node_port),
+        vram=vram,
+        quantization=quantization_names(quantization),
+        threads=threads,
+        device=device,
+        tracker_node=True,
+        site=site,
+        cache_dir=cache_dir,
     )
     plan = MeshPlan(
         tracker_listen=join_address(listen, tracker_port),
@@ -173,7 +194,7 @@ def tracker_node(
         nodes=(own,),
         models=tuple(model or ()),
         models_dir=models,
-        deploy=_model_ids(model, models),
+        deploy=model_ids(model, models),
         kv_tokens=kv_tokens,
         advertise=advertise,
         state=state,
@@ -185,13 +206,20 @@ def tracker_node(
 
 
 @app.command()
-def status(tracker: TrackerOption = "127.0.0.1:7700") -> None:
-    """Show the nodes and the coverage map."""
+def status(
+    tracker: TrackerOption = "127.0.0.1:7700",
+    as_json: Annotated[bool, typer.Option("--json", help="All of it as JSON, for programs.")] = False,
+) -> None:
+    """Show the nodes, what is measured of them, the coverage map and which routes are ready."""
     with admin_client(tracker) as client:
-        topology, shortfalls = client.topology(), client.shortfalls()
-    console.print(nodes_table(topology))
-    console.print()
-    console.print(coverage_picture(topology, shortfalls))
+        topology, shortfalls, routes = client.topology(), client.shortfalls(), client.routes()
+    if as_json:
+        typer.echo(status_json(topology, shortfalls, routes))
+        return
+    for table in (nodes_table(topology), measures_table(topology)):
+        console.print(table)
+        console.print()
+    console.print(coverage_picture(topology, shortfalls, routes))
 
 
 @app.command()
@@ -263,22 +291,3 @@ def chat(
     except ChatFailed as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(1) from None
-
-
-def _model_ids(model: list[str] | None, models: Path | None) -> tuple[str, ...]:
-    try:
-        found = locate_models(model or (), models)
-    except InvalidRequest as error:
-        raise typer.BadParameter(str(error)) from None
-    if not found:
-        raise typer.BadParameter(
-            "name a model: --model PATH of a Hugging Face directory or a GGUF file, or --models DIR"
-        )
-    return tuple(found)
-
-
-def _each(text: str | None, count: int, option: str) -> list[str | None]:
-    values: list[str | None] = [part.strip() or None for part in (text or "").split(",")]
-    if len(values) not in (1, count):
-        raise typer.BadParameter(f"{option} has {len(values)} values for {count} nodes: give one, or one a node")
-    return values if len(values) == count else values * count

@@ -9,8 +9,9 @@ from rich.console import Console
 
 from meshnet.addresses import WILDCARD_HOSTS, is_loopback, join_address, split_address
 from meshnet.cli.chat import Answering, first_model, print_answer
-from meshnet.cli.coverage_picture import coverage_picture, nodes_table
+from meshnet.cli.coverage_picture import coverage_picture
 from meshnet.cli.launch import Launcher, MeshPlan, RunningMesh, sigterm_interrupts
+from meshnet.cli.node_tables import measures_table, nodes_table
 from meshnet.cli.processes import ProcessFailed
 
 MAX_ANSWER_TOKENS = 256
@@ -25,8 +26,9 @@ def run_mesh(plan: MeshPlan, ask: str | None, console: Console) -> None:
             if plan.waits_for_others:
                 _invite(plan, console)
             topology = launcher.wait_until_served(mesh)
-            console.print(nodes_table(topology))
-            console.print()
+            for table in (nodes_table(topology), measures_table(topology)):
+                console.print(table)
+                console.print()
             console.print(coverage_picture(topology, {}))
             if ask:
                 _ask(mesh, ask, console)

@@ -13,7 +13,7 @@ import typer
 
 from meshnet.addresses import WILDCARD_HOSTS, split_address
 from meshnet.errors import InvalidRequest, MeshnetError
-from meshnet.model import ModelManifest, Quantization
+from meshnet.model import ModelManifest, parse_quantizations
 from meshnet.model_files import ModelFiles, locate_models
 from meshnet.service import configure_logging, expected_error, run_until_stopped
 from meshnet.sizes import format_size, parse_size
@@ -23,6 +23,7 @@ from services.node.config import NodeConfig
 from services.node.core.work import Executor
 from services.node.files.manifest import read_manifest
 from services.node.node import NodeServer
+from services.node.speed_cache import default_cache_dir
 from services.node.stub import StubExecutor
 
 log = logging.getLogger("meshnet.node")
@@ -51,8 +52,13 @@ def main(
         ),
     ] = None,
     quantization: Annotated[
-        Quantization, typer.Option(help="How to store weights.", envvar="MESHNET_QUANTIZATION")
-    ] = Quantization.BFLOAT16,
+        str,
+        typer.Option(
+            help="How to store weights: bfloat16, int8, nf4 or float32. Several, with commas: the first is preferred, "
+            "the others are for what does not fit at it.",
+            envvar="MESHNET_QUANTIZATION",
+        ),
+    ] = "bfloat16",
     device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.", envvar="MESHNET_DEVICE")] = "cpu",
     threads: Annotated[
         int | None,
@@ -75,6 +81,18 @@ def main(
     node_id: Annotated[
         str | None, typer.Option(help="Name of this node. Default: host name and port.", envvar="MESHNET_NODE_ID")
     ] = None,
+    site: Annotated[
+        str | None,
+        typer.Option(
+            help="What may fail as one: nodes of one machine or room. Default: the host name.", envvar="MESHNET_SITE"
+        ),
+    ] = None,
+    cache_dir: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder for measured speeds. Default: meshnet in the user's cache folder.", envvar="MESHNET_CACHE_DIR"
+        ),
+    ] = None,
     compression: Annotated[
         Encoding | None, typer.Option(help="Compress frames to other nodes; pays below about 0.7 Gbit/s.")
     ] = None,
@@ -91,6 +109,7 @@ def main(
         configure_logging(log_level)
         files = locate_models(model or (), models)
         host, port = split_address(listen)
+        preferred, *fallbacks = parse_quantizations(quantization)
         config = NodeConfig(
             node_id=check_node_id(node_id or f"{socket.gethostname()}-{port}"),
             tracker_address=tracker,
@@ -98,7 +117,10 @@ def main(
             grpc_listen=grpc_listen or f"{listen.rpartition(':')[0]}:{port + 1 if port else 0}",
             advertise_host=advertise or _own_host(host, tracker),
             vram_bytes=parse_size(vram) if vram else psutil.virtual_memory().available // 2,
-            quantization=quantization,
+            quantization=preferred,
+            fallbacks=tuple(fallbacks),
+            site=site or socket.gethostname(),
+            cache_dir=cache_dir or default_cache_dir(),
             models=files,
             device=device,
             threads=threads or psutil.cpu_count(logical=False) or 1,
@@ -114,10 +136,13 @@ def main(
 
 async def _serve(config: NodeConfig) -> None:
     manifests = _read_manifests(config.models)
-    node = NodeServer(config, _executor(config), manifests)
+    executor = _executor(config)
+    _check_free(config, executor)
+    node = NodeServer(config, executor, manifests)
     try:
         await node.start()
-        lends = f"lends {format_size(config.vram_bytes)} at {config.quantization}"
+        quantizations = ", ".join((config.quantization, *config.fallbacks))
+        lends = f"lends {format_size(config.vram_bytes)} at {quantizations}"
         typer.echo(
             f"meshnet node {config.node_id} listening on {node.forward_address} (gRPC {node.grpc_address}), {lends}"
         )
@@ -147,6 +172,18 @@ def _executor(config: NodeConfig) -> Executor:
     from services.node.engine.executor import TorchExecutor
 
     return TorchExecutor(config.models, config.device, config.threads)
+
+
+def _check_free(config: NodeConfig, executor: Executor) -> None:
+    free_bytes = executor.memory_free_bytes()
+    if free_bytes is not None and config.vram_bytes > free_bytes:
+        log.warning(
+            "this node lends %s, but only %s of the memory of %s are free now: loads may fail. Lower --vram, or end "
+            "what else uses it.",
+            format_size(config.vram_bytes),
+            format_size(free_bytes),
+            config.device,
+        )
 
 
 def _own_host(listen_host: str, tracker: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from meshnet.model import Quantization
 from meshnet.model_files import ModelFiles
@@ -13,7 +14,9 @@ from meshnet.wire import Encoding
 class NodeConfig:
     """One node process. Addresses are `host:port` (port 0: any free one); times are in seconds, sizes in bytes.
 
-    `advertise_host` is the name by which the other machines reach this one.
+    `advertise_host` is the name by which the other machines reach this one. `quantization` is the preferred one; shards
+    come at one of `fallbacks` where it does not fit. Nodes of one `site` may fail together. `cache_dir`: folder for
+    what the node measured of itself, None: it is kept nowhere.
     """
 
     node_id: str
@@ -23,6 +26,9 @@ class NodeConfig:
     advertise_host: str
     vram_bytes: int
     quantization: Quantization
+    fallbacks: tuple[Quantization, ...] = ()
+    site: str = ""
+    cache_dir: Path | None = None
     models: dict[str, ModelFiles] = field(default_factory=dict)
     device: str = "cpu"
     threads: int = 1

@@ -9,12 +9,13 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
-from meshnet.directive import Directive, DirectiveKind, DirectiveState
-from meshnet.errors import LoadFailed, MeshnetError
+from meshnet.directive import Directive, DirectiveKind, DirectiveState, FailureKind
+from meshnet.errors import BadFiles, LoadFailed, MeshnetError, NoRoom
 from meshnet.model import LayerRange, ModelManifest
 from meshnet.sizes import format_size
 from services.node.config import NodeConfig
-from services.node.core.work import ShardSpec
+from services.node.core.work import LoadedShard, ShardSpec
+from services.node.core.workspace import predict_workspace_bytes
 from services.node.forwarding import Forwarding
 
 log = logging.getLogger(__name__)
@@ -26,27 +27,46 @@ Report = Callable[[Directive], Awaitable[None]]
 
 
 class DirectiveWorker:
-    """`manifests` are of the models whose files are here; `report` brings a directive's new state to the tracker."""
+    """`manifests` are of the models whose files are here; `report` brings a directive's new state to the tracker.
+
+    `loads` is held while a shard is loaded.
+    """
 
     def __init__(
-        self, config: NodeConfig, manifests: dict[str, ModelManifest], forwarding: Forwarding, report: Report
+        self,
+        config: NodeConfig,
+        manifests: dict[str, ModelManifest],
+        forwarding: Forwarding,
+        report: Report,
+        loads: asyncio.Lock,
     ) -> None:
         self._config = config
         self._manifests = manifests
         self._forwarding = forwarding
         self._report = report
+        self._loads = loads
+        self._plan_version = 0
         self._queue: asyncio.Queue[Directive] = asyncio.Queue()
         # A tracker that comes back sends its open directives again.
         self._known: dict[str, Directive] = {}
 
     async def accept(self, directive: Directive) -> None:
-        """Queues a directive. One that is known already is only reported again."""
+        """Queues a directive. One that is known already is only reported again; one of an older plan is refused."""
         known = self._known.get(directive.directive_id)
         if known:
             await self._report(known)
             return
         # Whatever the tracker believes of it, here it begins now.
-        await self._advance(replace(directive, state=DirectiveState.PENDING), DirectiveState.ACCEPTED)
+        directive = replace(directive, state=DirectiveState.PENDING)
+        if directive.plan_version < self._plan_version:
+            failure = (
+                f"it is of plan {directive.plan_version}, and this node has obeyed plan {self._plan_version} already"
+            )
+            log.warning("%s layers %s is refused: %s", directive.kind, directive.layers, failure)
+            await self._fail(directive, failure, FailureKind.STALE_PLAN)
+            return
+        self._plan_version = directive.plan_version
+        await self._advance(directive, DirectiveState.ACCEPTED)
         self._queue.put_nowait(self._known[directive.directive_id])
 
     async def run(self) -> None:
@@ -56,7 +76,8 @@ class DirectiveWorker:
             log.info("%s layers %s of %s: %s", directive.kind, directive.layers, directive.model_id, directive.reason)
             try:
                 if directive.kind is DirectiveKind.LOAD_SHARD:
-                    await self._load(directive)
+                    async with self._loads:
+                        await self._load(directive)
                 else:
                     await self._drop(directive)
             except Exception as error:
@@ -64,7 +85,7 @@ class DirectiveWorker:
                     log.exception("directive %s failed", directive.directive_id)
                 log.warning("%s layers %s failed: %s", directive.kind, directive.layers, error)
                 current = self._known[directive.directive_id]
-                await self._advance(current, DirectiveState.FAILED, failure=str(error) or type(error).__name__)
+                await self._fail(current, str(error) or type(error).__name__, _failure_kind(error))
 
     async def _load(self, directive: Directive) -> None:
         spec = self._spec(directive)
@@ -81,6 +102,7 @@ class DirectiveWorker:
             try:
                 started = time.monotonic()
                 shard = await asyncio.to_thread(runner.executor.load, spec, progress)
+                workspace_bytes = await self._measure_workspace(shard, spec)
                 await runner.call(lambda: runner.executor.attach(shard))
             finally:
                 done.set()
@@ -88,7 +110,7 @@ class DirectiveWorker:
         finally:
             shards.loading_ended(spec)
         self._forwarding.sessions.ledger(directive.model_id).add_layers(spec.layers, spec.kv_tokens)
-        shards.add(spec)
+        shards.add(spec, workspace_bytes)
         self._forwarding.changes.announce()
         took = time.monotonic() - started
         log.info(
@@ -103,27 +125,55 @@ class DirectiveWorker:
             current, DirectiveState.READY, bytes_done=shard.weight_bytes, bytes_total=shard.weight_bytes
         )
 
+    async def _measure_workspace(self, shard: LoadedShard, spec: ShardSpec) -> int | None:
+        """What the largest step takes beside weights and KV cache; a shard that has no room for it cannot serve."""
+        runner, manifest = self._forwarding.runner, spec.manifest
+        trial = runner.executor.trial(shard)
+        if trial is None:
+            return None
+        longest = min(spec.kv_tokens, manifest.context_length)
+        try:
+            measured: int | None = await runner.call(lambda: trial.workspace_bytes(longest))
+        finally:
+            await runner.call(trial.close)
+        predicted = predict_workspace_bytes(manifest, spec.quantization, longest, entry=spec.layers.start == 0)
+        log.info(
+            "layers %s of %s take %s of weights (predicted %s), their steps %s of workspace (predicted %s)",
+            spec.layers,
+            manifest.model_id,
+            format_size(shard.weight_bytes),
+            format_size(manifest.weight_bytes(spec.layers, spec.quantization)),
+            "an unknown number of bytes" if measured is None else format_size(measured),
+            format_size(predicted),
+        )
+        return measured
+
     def _spec(self, directive: Directive) -> ShardSpec:
         """What to load. Raises LoadFailed, before anything starts, if this node cannot do it."""
         manifest = self._manifests.get(directive.model_id)
         if manifest is None:
-            raise LoadFailed(f"this node has no files of model {directive.model_id!r}: start it with --model ID=PATH")
+            raise BadFiles(f"this node has no files of model {directive.model_id!r}: start it with --model ID=PATH")
         if directive.revision and directive.revision != manifest.revision:
-            raise LoadFailed(
+            raise BadFiles(
                 f"this node's files of model {directive.model_id!r} are another revision: "
                 f"{manifest.revision[:12]} here, {directive.revision[:12]} in the mesh"
             )
         if directive.layers not in manifest.all_layers:
             raise LoadFailed(f"model {directive.model_id!r} has {manifest.num_layers} layers, not {directive.layers}")
-        held = self._forwarding.shards.layers(directive.model_id)
+        config = self._config
+        accepted = (config.quantization, *config.fallbacks)
+        if directive.quantization not in accepted:
+            raise LoadFailed(f"this node stores weights at {', '.join(accepted)}, not at {directive.quantization}")
+        shards = self._forwarding.shards
+        held = shards.layers(directive.model_id)
         if not held.isdisjoint(directive.layers.layers):
             raise LoadFailed(f"some of layers {directive.layers} are held here already")
         needed = manifest.shard_bytes(directive.layers, directive.quantization, directive.kv_tokens)
-        free = self._config.vram_bytes - self._forwarding.shards.held_bytes()
+        free = config.vram_bytes - shards.held_bytes() - (shards.workspace_bytes() or 0)
         if needed > free:
-            raise LoadFailed(
+            raise NoRoom(
                 f"layers {directive.layers} with KV cache need {format_size(needed)}, "
-                f"{format_size(free)} of the {format_size(self._config.vram_bytes)} that this node lends are free"
+                f"{format_size(max(free, 0))} of the {format_size(config.vram_bytes)} that this node lends are free"
             )
         return ShardSpec(manifest, directive.layers, directive.quantization, directive.kv_tokens)
 
@@ -164,6 +214,9 @@ class DirectiveWorker:
         forwarding.sessions.ledger(model_id).remove_layers(layers)
         await forwarding.runner.call(lambda: forwarding.runner.executor.detach(model_id, layers))
 
+    async def _fail(self, directive: Directive, failure: str, kind: FailureKind) -> None:
+        await self._publish(directive.advance(DirectiveState.FAILED, failure=failure, failure_kind=kind))
+
     async def _advance(
         self,
         directive: Directive,
@@ -171,10 +224,21 @@ class DirectiveWorker:
         *,
         bytes_done: int | None = None,
         bytes_total: int | None = None,
-        failure: str = "",
     ) -> None:
-        advanced = directive.advance(state, bytes_done=bytes_done, bytes_total=bytes_total, failure=failure)
-        self._known[directive.directive_id] = advanced
+        await self._publish(directive.advance(state, bytes_done=bytes_done, bytes_total=bytes_total))
+
+    async def _publish(self, advanced: Directive) -> None:
+        self._known[advanced.directive_id] = advanced
         while len(self._known) > MAX_REMEMBERED:
             self._known.pop(next(iter(self._known)))
         await self._report(advanced)
+
+
+def _failure_kind(error: Exception) -> FailureKind:
+    match error:
+        case NoRoom() | MemoryError():
+            return FailureKind.NO_ROOM
+        case BadFiles():
+            return FailureKind.BAD_FILES
+        case _:
+            return FailureKind.OTHER

@@ -26,6 +26,7 @@ from services.node.entry import EntryPoint
 from services.node.forwarding import Forwarding
 from services.node.http_server import HttpServer
 from services.node.inference_servicer import InferenceServicer
+from services.node.measuring import Measuring
 from services.node.peers import Peers
 from services.node.prober import Prober
 from services.node.runner import Runner
@@ -35,6 +36,8 @@ log = logging.getLogger(__name__)
 
 INFERENCE = inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_name
 SWEEP_SECONDS = 5.0
+# What is free of the device's memory changes all the time: smaller changes are no news.
+FREE_STEP_BYTES = 16 << 20
 
 
 class NodeServer:
@@ -45,7 +48,7 @@ class NodeServer:
         self._manifests = manifests
         self._shards = ShardTable()
         self._sessions = SessionTable()
-        self._runner = Runner(executor)
+        self._runner = Runner(executor, lambda works, seconds: self._measuring.observe(works, seconds))
         self._tracker = TrackerClient(config.tracker_address, config.node_id, uuid.uuid4().hex)
         self._agent = Agent(self._tracker, self.describe, list(manifests.values()))
         self._peers = Peers(lambda: self._agent.topology, config.compression, config.hop_timeout)
@@ -58,7 +61,9 @@ class NodeServer:
             self._agent.announce,
         )
         self._entry = EntryPoint(config, self._forwarding, self._prober)
-        self._worker = DirectiveWorker(config, manifests, self._forwarding, self._agent.report)
+        loads = asyncio.Lock()
+        self._measuring = Measuring(config, manifests, self._runner, self._shards, loads, self._agent.announce)
+        self._worker = DirectiveWorker(config, manifests, self._forwarding, self._agent.report, loads)
         self._http = HttpServer(config, self._forwarding, self.health)
         self._grpc = rpc.server()
         self.forward_address = self.grpc_address = ""
@@ -78,6 +83,7 @@ class NodeServer:
         async with asyncio.TaskGroup() as group:
             group.create_task(self._agent.run(self._worker.accept, self._prober.wake))
             group.create_task(self._prober.run())
+            group.create_task(self._measuring.run())
             group.create_task(self._worker.run())
             group.create_task(self._sweep())
 
@@ -94,12 +100,15 @@ class NodeServer:
 
     def describe(self) -> Node:
         """The node as it is now."""
+        free_bytes = self._runner.executor.memory_free_bytes()
         return Node(
             node_id=self.config.node_id,
             forward_address=self.forward_address,
             grpc_address=self.grpc_address,
             vram_bytes=self.config.vram_bytes,
             quantization=self.config.quantization,
+            fallbacks=self.config.fallbacks,
+            site=self.config.site,
             shards=self._shards.listing(),
             available_models=frozenset(self._manifests),
             stub=self.config.stub,
@@ -110,6 +119,10 @@ class NodeServer:
             software_version=__version__,
             device="stub" if self.config.stub else self.config.device,
             probes=self._prober.outcomes(),
+            memory_free_bytes=None if free_bytes is None else free_bytes - free_bytes % FREE_STEP_BYTES,
+            workspace_bytes=self._shards.workspace_bytes(),
+            queue_length=self._runner.queue_length,
+            speeds=self._measuring.speeds(),
         )
 
     def health(self) -> dict[str, Any]:
@@ -124,6 +137,8 @@ class NodeServer:
             "device": node.device,
             "vram_bytes": node.vram_bytes,
             "resident_bytes": node.resident_bytes,
+            "memory_free_bytes": node.memory_free_bytes,
+            "workspace_bytes": node.workspace_bytes,
             "shards": [
                 {
                     "model": shard.model_id,
@@ -134,6 +149,15 @@ class NodeServer:
                     "bytes_total": shard.bytes_total,
                 }
                 for shard in node.shards
+            ],
+            "speeds": [
+                {
+                    "model": speed.model_id,
+                    "quantization": speed.quantization.value,
+                    "prefill_tokens_per_second": speed.prefill_tokens_per_second,
+                    "decode_tokens_per_second": speed.decode_tokens_per_second,
+                }
+                for speed in node.speeds
             ],
             "sessions": node.num_sessions,
             "generations": self._entry.num_running,

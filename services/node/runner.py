@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,11 +20,23 @@ class _Waiting:
     future: asyncio.Future[Any]
 
 
-class Runner:
-    """Runs an executor in a thread of its own. Make it inside the event loop that will use it."""
+# Told of works that have run as one step, and of the seconds that it took.
+OnStep = Callable[[Sequence[Work], float], None]
 
-    def __init__(self, executor: Executor) -> None:
+
+def _ignore(works: Sequence[Work], seconds: float) -> None:
+    """Nobody wants to know."""
+
+
+class Runner:
+    """Runs an executor in a thread of its own. Make it inside the event loop that will use it.
+
+    `on_step` is called in the event loop after each step in which nothing failed.
+    """
+
+    def __init__(self, executor: Executor, on_step: OnStep = _ignore) -> None:
         self.executor = executor
+        self._on_step = on_step
         self._loop = asyncio.get_running_loop()
         self._queue: deque[_Waiting] = deque()
         self._calls: deque[tuple[Callable[[], Any], asyncio.Future[Any]]] = deque()
@@ -64,7 +77,9 @@ class Runner:
             self._run_calls()
             batch = self._take_batch()
             if batch:
-                self._hand_back(batch, self._step([waiting.work for waiting in batch]))
+                started = time.perf_counter()
+                results = self._step([waiting.work for waiting in batch])
+                self._post(self._settle_all, batch, results, time.perf_counter() - started)
 
     def _wait_for_work(self) -> bool:
         with self._wake:
@@ -96,18 +111,16 @@ class Runner:
                 result, error = None, caught
             self._post(_settle, future, error or result)
 
-    def _hand_back(self, batch: list[_Waiting], results: list[Result]) -> None:
-        self._post(_settle_all, batch, results)
+    def _settle_all(self, batch: list[_Waiting], results: list[Result], seconds: float) -> None:
+        for waiting, result in zip(batch, results, strict=True):
+            _settle(waiting.future, result)
+        if not any(isinstance(result, Exception) for result in results):
+            self._on_step([waiting.work for waiting in batch], seconds)
 
     def _post(self, function: Callable[..., None], *arguments: Any) -> None:
         # The loop may be gone when the process ends; then nobody waits for the result.
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(function, *arguments)
-
-
-def _settle_all(batch: list[_Waiting], results: list[Result]) -> None:
-    for waiting, result in zip(batch, results, strict=True):
-        _settle(waiting.future, result)
 
 
 def _settle(future: asyncio.Future[Any], result: Any) -> None:

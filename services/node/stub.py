@@ -33,6 +33,16 @@ class StubExecutor:
     def __init__(self) -> None:
         self._hidden_sizes: dict[str, int] = {}
 
+    @property
+    def machine(self) -> str:
+        return "stub"
+
+    def memory_free_bytes(self) -> None:
+        """It takes none."""
+
+    def trial(self, shard: LoadedShard) -> None:
+        """There is nothing to measure."""
+
     def load(self, spec: ShardSpec, progress: Progress) -> StubShard:
         size = spec.manifest.weight_bytes(spec.layers, spec.quantization)
         progress(size, size)

@@ -81,6 +81,8 @@ def test_too_little_memory_is_said_with_what_to_do(tmp_path: Path) -> None:
         (["status", "--tracker", "127.0.0.1:1"], "no tracker answers"),
         (["chat", "--url", "http://127.0.0.1:1"], "no gateway answers"),
         (["node", "--vram", "much"], "is not a size"),
+        (["node", "--quantization", "bfloat16,int3"], "is not a quantization"),
+        (["up", "--quantization", "int3"], "is not a quantization"),
         (["node", "--listen", "nowhere"], "is not an address"),
         (["node", "--log-level", "loud"], "is not a log level"),
         (["tracker", "--log-level", "loud"], "is not a log level"),

@@ -16,6 +16,7 @@ class ShardTable:
     def __init__(self) -> None:
         self._ready: dict[str, dict[int, ShardSpec]] = {}
         self._loading: dict[tuple[str, LayerRange], Shard] = {}
+        self._workspace_bytes: dict[str, int] = {}
 
     def set_loading(self, spec: ShardSpec, bytes_done: int, bytes_total: int) -> None:
         model_id = spec.manifest.model_id
@@ -26,9 +27,12 @@ class ShardTable:
     def loading_ended(self, spec: ShardSpec) -> None:
         self._loading.pop((spec.manifest.model_id, spec.layers), None)
 
-    def add(self, spec: ShardSpec) -> None:
-        """The shard is served from now on."""
-        self._ready.setdefault(spec.manifest.model_id, {}).update((layer, spec) for layer in spec.layers.layers)
+    def add(self, spec: ShardSpec, workspace_bytes: int | None = None) -> None:
+        """The shard is served from now on. `workspace_bytes`: what its steps take, where that has been measured."""
+        model_id = spec.manifest.model_id
+        self._ready.setdefault(model_id, {}).update((layer, spec) for layer in spec.layers.layers)
+        if workspace_bytes is not None:
+            self._workspace_bytes[model_id] = max(workspace_bytes, self._workspace_bytes.get(model_id, 0))
 
     def remove(self, model_id: str, layers: LayerRange) -> None:
         """The layers are no longer served. Layers that were not are no error."""
@@ -37,6 +41,7 @@ class ShardTable:
             held.pop(layer, None)
         if not held:
             self._ready.pop(model_id, None)
+            self._workspace_bytes.pop(model_id, None)
 
     def layers(self, model_id: str) -> frozenset[int]:
         """Layers served now."""
@@ -52,6 +57,16 @@ class ShardTable:
             for held in self._ready.values()
             for layer, spec in held.items()
         )
+
+    def workspace_bytes(self) -> int | None:
+        """What the largest step takes beside weights and KV caches. None: not measured yet. One step runs at a time."""
+        return max(self._workspace_bytes.values(), default=None)
+
+    def quantization(self, model_id: str, layers: LayerRange) -> Quantization | None:
+        """Of layers that are served; None if they have several, or some are not served."""
+        held = self._ready.get(model_id, {})
+        found = {held[layer].quantization if layer in held else None for layer in layers.layers}
+        return found.pop() if len(found) == 1 else None
 
     def manifest(self, model_id: str) -> ModelManifest:
         """Of a model with layers here. Raises UnknownModel."""

@@ -134,8 +134,45 @@ class LoadedShard(Protocol):
         ...
 
 
+class Trial(Protocol):
+    """One layer of a loaded shard, to be measured with KV caches of its own, in the thread that owns the weights."""
+
+    def prefill(self) -> float:
+        """Passes a chunk of a prompt through the layer. Returns tokens a second."""
+        ...
+
+    def decode(self) -> float:
+        """Passes one token through the layer, behind a cached chunk. Returns tokens a second."""
+        ...
+
+    def workspace_bytes(self, cached_tokens: int) -> int | None:
+        """Most bytes that the largest step takes at once, beside weights and KV caches; None: this cannot be measured.
+
+        One of its sessions is `cached_tokens` long.
+        """
+        ...
+
+    def close(self) -> None:
+        """Frees what the trial took, and the shard if nobody else holds it."""
+        ...
+
+
 class Executor(Protocol):
-    """Holds layers and runs them. `load` may run in any thread; all else only in the thread that owns the weights."""
+    """Holds layers and runs them. `load` may run in any thread; what is said to serve or run only in the thread that
+    owns the weights."""
+
+    @property
+    def machine(self) -> str:
+        """What speeds depend on beside the model: device, threads, versions."""
+        ...
+
+    def memory_free_bytes(self) -> int | None:
+        """Memory of the device that nobody uses now. None: not known. From any thread."""
+        ...
+
+    def trial(self, shard: LoadedShard) -> Trial | None:
+        """A trial of the first layer of a loaded shard. None: there is nothing to measure."""
+        ...
 
     def load(self, spec: ShardSpec, progress: Progress) -> LoadedShard:
         """Reads a shard's weights. Raises LoadFailed with a reason for people."""

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import torch
 
-from meshnet.errors import InvalidRequest, LoadFailed, MeshnetError, UnknownModel
+from meshnet.errors import BadFiles, InvalidRequest, LoadFailed, MeshnetError, NoRoom, UnknownModel
 from meshnet.model import LayerRange
 from meshnet.model_files import ModelFiles
 from services.node.core.work import (
@@ -25,6 +25,7 @@ from services.node.core.work import (
 from services.node.engine.buffers import to_buffer, write_rows
 from services.node.engine.caches import KvCaches, StepPlan
 from services.node.engine.config import make_config
+from services.node.engine.device import free_bytes, is_out_of_memory, machine_name
 from services.node.engine.gguf_weights import GgufSource
 from services.node.engine.held_model import HeldModel
 from services.node.engine.loading import load_shard
@@ -32,6 +33,7 @@ from services.node.engine.precision import BOUNDARY_DTYPE
 from services.node.engine.sampling import choose
 from services.node.engine.shard import Entry, TorchShard
 from services.node.engine.structure import find_structure
+from services.node.engine.trial import LayerTrial
 from services.node.engine.weights import SafetensorsSource
 from services.node.files.gguf_header import gguf_config, open_gguf
 from services.node.files.model_config import read_config
@@ -50,7 +52,19 @@ class TorchExecutor:
         self._device = torch.device(device)
         self._models: dict[str, HeldModel] = {}
         self._caches = KvCaches()
+        self._threads = threads
         torch.set_num_threads(threads)
+
+    @property
+    def machine(self) -> str:
+        return f"{machine_name(self._device)}, {self._threads} threads, torch {torch.__version__}"
+
+    def memory_free_bytes(self) -> int:
+        return free_bytes(self._device)
+
+    def trial(self, shard: LoadedShard) -> LayerTrial:
+        assert isinstance(shard, TorchShard)
+        return LayerTrial(shard, self._device)
 
     @property
     def kv_bytes(self) -> int:
@@ -68,15 +82,15 @@ class TorchExecutor:
     def load(self, spec: ShardSpec, progress: Progress) -> LoadedShard:
         model_id = spec.manifest.model_id
         if model_id not in self._files:
-            raise LoadFailed(f"this node has no files of model {model_id!r}")
+            raise BadFiles(f"this node has no files of model {model_id!r}")
         try:
             return self._load(self._files[model_id], spec, progress)
         except LoadFailed:
             raise
-        except (MemoryError, torch.OutOfMemoryError) as error:
-            raise LoadFailed(f"out of memory while loading layers {spec.layers} of model {model_id!r}") from error
         # The one boundary at which the errors of torch, transformers, bitsandbytes and the file formats arrive.
         except Exception as error:
+            if is_out_of_memory(error):
+                raise NoRoom(f"out of memory while loading layers {spec.layers} of model {model_id!r}") from error
             reason = f"{type(error).__name__}: {error}"
             raise LoadFailed(f"layers {spec.layers} of model {model_id!r} cannot be loaded: {reason}") from error
 

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from meshnet.errors import LoadFailed
+from meshnet.errors import BadFiles
 from services.node.files.model_config import Config
 
 # Rows are dequantized to float32 this many values at a time: bounds what a tensor costs beside its result.
@@ -39,11 +39,11 @@ class GgufSource:
     def read(self, name: str, dtype: torch.dtype) -> torch.Tensor:
         stored = self._stored_name(name)
         if stored is None:
-            raise LoadFailed(f"the GGUF file lacks the tensor {name!r}")
+            raise BadFiles(f"the GGUF file lacks the tensor {name!r}")
         try:
             tensor = _dequantize(self._tensors[stored], dtype)
         except (NotImplementedError, ValueError) as error:
-            raise LoadFailed(f"tensor {stored!r} of the GGUF file cannot be dequantized: {error}") from error
+            raise BadFiles(f"tensor {stored!r} of the GGUF file cannot be dequantized: {error}") from error
         return self._restore_layout(stored, tensor)
 
     def leftovers(self, names: Collection[str]) -> frozenset[str]:

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
-from meshnet.errors import LoadFailed
+from meshnet.errors import BadFiles, LoadFailed
 from meshnet.model import ModelManifest, Quantization
 from services.node.core.work import ShardSpec
 from services.node.engine.linear import held_bytes, make_linear, plain_linear
@@ -49,13 +49,13 @@ def _check_model(manifest: ModelManifest, structure: Structure, source: WeightSo
     config = structure.config
     modules = (config.num_hidden_layers, config.hidden_size, config.vocab_size)
     if modules != (manifest.num_layers, manifest.hidden_size, manifest.vocab_size):
-        raise LoadFailed(f"the manifest of model {manifest.model_id!r} is not that of the files here")
+        raise BadFiles(f"the manifest of model {manifest.model_id!r} is not that of the files here")
     names = set(structure.model.state_dict())
     tied = {f"{structure.head}.weight"} if structure.tied_head else set()
     if missing := sorted(name for name in names - tied if not source.holds(name)):
-        raise LoadFailed(f"the weight files lack {len(missing)} tensors, among them {', '.join(missing[:3])}")
+        raise BadFiles(f"the weight files lack {len(missing)} tensors, among them {', '.join(missing[:3])}")
     if unknown := sorted(source.leftovers(names)):
-        raise LoadFailed(f"the model has no place for {len(unknown)} tensors, among them {', '.join(unknown[:3])}")
+        raise BadFiles(f"the model has no place for {len(unknown)} tensors, among them {', '.join(unknown[:3])}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,5 +131,5 @@ class _Loader:
     def _read(self, name: str, shape: torch.Size) -> torch.Tensor:
         tensor = self.source.read(name, self.dtype)
         if tensor.shape != shape:
-            raise LoadFailed(f"tensor {name!r} has the shape {tuple(tensor.shape)}, the config makes it {tuple(shape)}")
+            raise BadFiles(f"tensor {name!r} has the shape {tuple(tensor.shape)}, the config makes it {tuple(shape)}")
         return tensor

@@ -10,7 +10,7 @@ from typing import Any, Protocol, Self
 import torch
 from safetensors import SafetensorError, safe_open
 
-from meshnet.errors import LoadFailed
+from meshnet.errors import BadFiles
 from meshnet.model_files import ModelFiles
 from services.node.files.manifest import COMPUTED
 from services.node.files.safetensors_header import read_directory
@@ -25,7 +25,7 @@ class WeightSource(Protocol):
     def holds(self, name: str) -> bool: ...
 
     def read(self, name: str, dtype: torch.dtype) -> torch.Tensor:
-        """A tensor on the CPU in memory of its own, in its Hugging Face layout. Raises LoadFailed."""
+        """A tensor on the CPU in memory of its own, in its Hugging Face layout. Raises BadFiles."""
         ...
 
     def leftovers(self, names: Collection[str]) -> frozenset[str]:
@@ -61,11 +61,11 @@ class SafetensorsSource:
     def read(self, name: str, dtype: torch.dtype) -> torch.Tensor:
         stored = self._stored_name(name)
         if stored is None:
-            raise LoadFailed(f"the weight files lack the tensor {name!r}")
+            raise BadFiles(f"the weight files lack the tensor {name!r}")
         try:
             tensor: torch.Tensor = self._file(self._tensors[stored].file).get_tensor(stored)
         except (SafetensorError, OSError) as error:
-            raise LoadFailed(f"tensor {stored!r} cannot be read from {self._tensors[stored].file}") from error
+            raise BadFiles(f"tensor {stored!r} cannot be read from {self._tensors[stored].file}") from error
         # A copy in any case: what was read is a view of the mapped file.
         return tensor.to(dtype, copy=True)
 

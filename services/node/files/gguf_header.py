@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from gguf import GGUFReader, GGUFValueType
 
-from meshnet.errors import LoadFailed
+from meshnet.errors import BadFiles, LoadFailed
 from meshnet.model_files import ModelFiles
 from services.node.files.safetensors_header import TensorHeader
 
@@ -79,10 +79,10 @@ def open_gguf(files: ModelFiles) -> GGUFReader:
     try:
         return _HeaderReader(files.path)
     except OSError as error:
-        raise LoadFailed(f"the GGUF file of model {files.model_id!r} cannot be read: {error.strerror}") from error
+        raise BadFiles(f"the GGUF file of model {files.model_id!r} cannot be read: {error.strerror}") from error
     # The reader trusts the file, so that a broken one fails wherever its lengths lead.
     except (ValueError, IndexError, KeyError, TypeError, OverflowError, MemoryError, struct.error) as error:
-        raise LoadFailed(f"the GGUF file of model {files.model_id!r} is broken or cut short: {error}") from error
+        raise BadFiles(f"the GGUF file of model {files.model_id!r} is broken or cut short: {error}") from error
 
 
 def gguf_config(reader: GGUFReader) -> dict[str, Any]:
@@ -98,7 +98,7 @@ def gguf_config(reader: GGUFReader) -> dict[str, Any]:
         if (value := _value(reader, f"{architecture}.{gguf_key}")) is not None
     }
     if "token_embd.weight" not in tensors:
-        raise LoadFailed("the GGUF file holds no token embedding")
+        raise BadFiles("the GGUF file holds no token embedding")
     if architecture == "llama" and "head_dim" not in config:
         head_dim = _value(reader, "llama.rope.dimension_count")
         config |= {"head_dim": head_dim} if head_dim else {}

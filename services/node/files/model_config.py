@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from meshnet.errors import LoadFailed
+from meshnet.errors import BadFiles, LoadFailed
 from meshnet.model_files import CONFIG_FILE, ModelFiles
 from services.node.files.gguf_header import gguf_config, open_gguf
 
@@ -53,11 +53,11 @@ def _read_json(files: ModelFiles) -> dict[str, Any]:
     try:
         config = json.loads((files.path / CONFIG_FILE).read_bytes())
     except OSError as error:
-        raise LoadFailed(f"{CONFIG_FILE} of model {files.model_id!r} cannot be read: {error.strerror}") from error
+        raise BadFiles(f"{CONFIG_FILE} of model {files.model_id!r} cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
-        raise LoadFailed(f"{CONFIG_FILE} of model {files.model_id!r} is not valid JSON") from error
+        raise BadFiles(f"{CONFIG_FILE} of model {files.model_id!r} is not valid JSON") from error
     if not isinstance(config, dict):
-        raise LoadFailed(f"{CONFIG_FILE} of model {files.model_id!r} is not a JSON object")
+        raise BadFiles(f"{CONFIG_FILE} of model {files.model_id!r} is not a JSON object")
     return config
 
 

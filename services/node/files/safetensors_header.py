@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from meshnet.errors import LoadFailed
+from meshnet.errors import BadFiles
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
@@ -40,20 +40,20 @@ class TensorHeader:
 
 
 def read_directory(directory: Path) -> dict[str, TensorHeader]:
-    """All tensors of a model directory, by name. Raises LoadFailed if a file is missing or broken."""
+    """All tensors of a model directory, by name. Raises BadFiles if a file is missing or broken."""
     if (directory / INDEX_FILE).is_file():
         return _read_indexed(directory)
     if (directory / SINGLE_FILE).is_file():
         return read_header(directory / SINGLE_FILE)
-    raise LoadFailed(f"there is neither a {SINGLE_FILE} nor a {INDEX_FILE} in the model's directory")
+    raise BadFiles(f"there is neither a {SINGLE_FILE} nor a {INDEX_FILE} in the model's directory")
 
 
 def read_header(path: Path) -> dict[str, TensorHeader]:
-    """The tensors of one safetensors file. Raises LoadFailed if the header does not describe the file."""
+    """The tensors of one safetensors file. Raises BadFiles if the header does not describe the file."""
     try:
         header, data_bytes = _read_json(path)
     except OSError as error:
-        raise LoadFailed(f"{path.name} cannot be read: {error.strerror}") from error
+        raise BadFiles(f"{path.name} cannot be read: {error.strerror}") from error
     return {
         name: _parse_entry(path.name, name, entry, data_bytes)
         for name, entry in header.items()
@@ -65,15 +65,15 @@ def _read_indexed(directory: Path) -> dict[str, TensorHeader]:
     index = _parse_json(INDEX_FILE, (directory / INDEX_FILE).read_bytes())
     weight_map = index.get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
-        raise LoadFailed(f"{INDEX_FILE} has no weight_map")
+        raise BadFiles(f"{INDEX_FILE} has no weight_map")
     tensors: dict[str, TensorHeader] = {}
     for file in sorted({str(file) for file in weight_map.values()}):
         if Path(file).name != file:
-            raise LoadFailed(f"{INDEX_FILE} names {file!r}, which is not a file beside it")
+            raise BadFiles(f"{INDEX_FILE} names {file!r}, which is not a file beside it")
         tensors |= read_header(directory / file)
     missing = sorted(set(weight_map) - set(tensors))
     if missing:
-        raise LoadFailed(f"{INDEX_FILE} names tensors that no file holds: {', '.join(missing[:3])}")
+        raise BadFiles(f"{INDEX_FILE} names tensors that no file holds: {', '.join(missing[:3])}")
     return {name: tensors[name] for name in weight_map}
 
 
@@ -83,7 +83,7 @@ def _read_json(path: Path) -> tuple[Mapping[str, Any], int]:
     with path.open("rb") as file:
         length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
         if file_bytes < _LENGTH_BYTES or not 2 <= length <= min(MAX_HEADER_BYTES, file_bytes - _LENGTH_BYTES):
-            raise LoadFailed(f"{path.name} is not a safetensors file, or is cut short: its header does not fit in it")
+            raise BadFiles(f"{path.name} is not a safetensors file, or is cut short: its header does not fit in it")
         return _parse_json(path.name, file.read(length)), file_bytes - _LENGTH_BYTES - length
 
 
@@ -91,9 +91,9 @@ def _parse_json(name: str, text: bytes) -> dict[str, Any]:
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise LoadFailed(f"{name} does not hold valid JSON where it should") from error
+        raise BadFiles(f"{name} does not hold valid JSON where it should") from error
     if not isinstance(value, dict):
-        raise LoadFailed(f"{name} holds JSON that is not an object where one should be")
+        raise BadFiles(f"{name} holds JSON that is not an object where one should be")
     return value
 
 
@@ -102,14 +102,14 @@ def _parse_entry(file: str, name: str, entry: object, data_bytes: int) -> Tensor
         case {"dtype": str(dtype), "shape": list(shape), "data_offsets": [int(begin), int(end)]}:
             pass
         case _:
-            raise LoadFailed(f"{file}: tensor {name!r} is not described by dtype, shape and data_offsets")
+            raise BadFiles(f"{file}: tensor {name!r} is not described by dtype, shape and data_offsets")
     if dtype not in _DTYPE_BYTES:
-        raise LoadFailed(f"{file}: tensor {name!r} has the unknown dtype {dtype!r}")
+        raise BadFiles(f"{file}: tensor {name!r} has the unknown dtype {dtype!r}")
     if not all(isinstance(size, int) and size >= 0 for size in shape):
-        raise LoadFailed(f"{file}: tensor {name!r} has the impossible shape {shape!r}")
+        raise BadFiles(f"{file}: tensor {name!r} has the impossible shape {shape!r}")
     header = TensorHeader(dtype, tuple(shape), file)
     if not 0 <= begin <= end <= data_bytes:
-        raise LoadFailed(f"{file}: tensor {name!r} lies outside the file, which is probably cut short")
+        raise BadFiles(f"{file}: tensor {name!r} lies outside the file, which is probably cut short")
     if end - begin != header.numel * _DTYPE_BYTES[dtype]:
-        raise LoadFailed(f"{file}: tensor {name!r} has {end - begin} bytes, which do not fit its shape and dtype")
+        raise BadFiles(f"{file}: tensor {name!r} has {end - begin} bytes, which do not fit its shape and dtype")
     return header

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 from rich.console import Console, RenderableType
 
-from meshnet.cli.coverage_picture import coverage_picture, nodes_table
+from meshnet.cli.coverage_picture import coverage_picture
 from meshnet.model import LayerRange, Quantization
-from meshnet.topology import Shard, ShardState, Topology
+from meshnet.topology import Hop, RouteProbe, Shard, ShardState, Topology
 from tests.models import node, topology
 
 
@@ -45,8 +45,16 @@ def test_nothing_deployed_says_what_to_do() -> None:
     assert "meshnet deploy" in text(coverage_picture(Topology(), {}))
 
 
-def test_nodes_fit_eighty_columns() -> None:
-    table = text(nodes_table(topology(node("node-0", (0, 4)), node("node-1", (4, 12)))))
-    assert "node-0" in table
-    assert "127.0.0.1:1" in table
-    assert max(map(len, table.splitlines())) <= 80
+def test_routes_are_shown_with_what_is_known_of_them() -> None:
+    hops = (Hop("a", LayerRange(0, 4)), Hop("b", LayerRange(4, 12)))
+    routes = [
+        RouteProbe("m", hops[1:], failure="no token has come through it yet"),
+        RouteProbe("m", hops, latency_seconds=0.0351),
+        RouteProbe("other", hops, latency_seconds=1.0),
+    ]
+    lines = text(coverage_picture(topology(node("a", (0, 4)), node("b", (4, 12))), {}, routes)).splitlines()
+    shown = [" ".join(line.split()) for line in lines if line.startswith("route")]
+    assert shown == [
+        "route ready a:0-4 b:4-12, 35.1 ms a token",
+        "route not ready b:4-12: no token has come through it yet",
+    ]

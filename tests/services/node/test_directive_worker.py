@@ -9,24 +9,25 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from meshnet.directive import Directive, DirectiveKind, DirectiveState
+from meshnet.directive import Directive, DirectiveKind, DirectiveState, FailureKind
+from meshnet.errors import BadFiles, LoadFailed, NoRoom
 from meshnet.model import LayerRange, Quantization
 from meshnet.topology import Topology
 from services.node.config import NodeConfig
 from services.node.core.sessions import Piece, SessionTable
 from services.node.core.shards import ShardTable
-from services.node.core.work import SessionKey
+from services.node.core.work import LoadedShard, Progress, SessionKey, ShardSpec
 from services.node.directive_worker import DirectiveWorker
 from services.node.forwarding import Forwarding
 from services.node.peers import Peers
 from services.node.runner import Runner
-from services.node.stub import StubExecutor
+from services.node.stub import StubExecutor, StubShard
 from tests import models
 
 KV_TOKENS = 256
 # Of the test model: 1000 bytes of weights a layer, 4 bytes of KV cache a token, 4000 bytes for the entry.
 LAYER_BYTES = 1000 + 4 * KV_TOKENS
-S = DirectiveState
+S, F = DirectiveState, FailureKind
 
 
 @dataclass
@@ -48,16 +49,22 @@ class Bench:
 
 
 @contextlib.asynccontextmanager
-async def bench(vram_bytes: int = 6 * LAYER_BYTES, drain_timeout: float = 5.0) -> AsyncIterator[Bench]:
-    config = NodeConfig("n", "", "", "", "", vram_bytes, Quantization.BFLOAT16, drain_timeout=drain_timeout)
+async def bench(
+    vram_bytes: int = 6 * LAYER_BYTES, drain_timeout: float = 5.0, executor: StubExecutor | None = None
+) -> AsyncIterator[Bench]:
+    config = NodeConfig(
+        *("n", "", "", "", "", vram_bytes, Quantization.BFLOAT16),
+        fallbacks=(Quantization.INT8,),
+        drain_timeout=drain_timeout,
+    )
     peers = Peers(Topology, None, 1.0)
-    forwarding = Forwarding(ShardTable(), SessionTable(), Runner(StubExecutor()), peers, 1.0)
+    forwarding = Forwarding(ShardTable(), SessionTable(), Runner(executor or StubExecutor()), peers, 1.0)
     reports: list[Directive] = []
 
     async def report(directive: Directive) -> None:
         reports.append(directive)
 
-    worker = DirectiveWorker(config, {"m": models.manifest()}, forwarding, report)
+    worker = DirectiveWorker(config, {"m": models.manifest()}, forwarding, report, asyncio.Lock())
     running = asyncio.create_task(worker.run())
     yield Bench(worker, forwarding, reports)
     running.cancel()
@@ -89,25 +96,26 @@ async def test_a_load_is_acknowledged_step_by_step_and_then_served() -> None:
 
 
 @pytest.mark.parametrize(
-    ("directive", "reason"),
+    ("directive", "reason", "kind"),
     [
-        (load("x", 0, 2, model_id="other"), "no files of model 'other'"),
-        (load("x", 0, 2, revision="r2"), "another revision"),
-        (load("x", 10, 13), "has 12 layers"),
-        (load("x", 5, 9), "held here already"),
-        (load("x", 8, 12), "this node lends are free"),
-        (load("x", 0, 2), "this node lends are free"),
+        (load("x", 0, 2, model_id="other"), "no files of model 'other'", F.BAD_FILES),
+        (load("x", 0, 2, revision="r2"), "another revision", F.BAD_FILES),
+        (load("x", 10, 13), "has 12 layers", F.OTHER),
+        (load("x", 5, 9), "held here already", F.OTHER),
+        (load("x", 8, 12), "this node lends are free", F.NO_ROOM),
+        (load("x", 0, 2), "this node lends are free", F.NO_ROOM),
+        (load("x", 8, 9, quantization=Quantization.NF4), "at bfloat16, int8, not at nf4", F.OTHER),
     ],
 )
 async def test_what_cannot_be_done_is_refused_with_the_reason_and_nothing_is_lost(
-    directive: Directive, reason: str
+    directive: Directive, reason: str, kind: FailureKind
 ) -> None:
     async with bench() as b:
         await b.worker.accept(load("1", 4, 8))
         await b.finished("1")
         await b.worker.accept(directive)
         finished = await b.finished("x")
-        assert finished.state is S.FAILED
+        assert (finished.state, finished.failure_kind) == (S.FAILED, kind)
         assert reason in finished.failure
         assert b.forwarding.shards.layers("m") == frozenset(range(4, 8))
         await b.worker.accept(load("2", 8, 9))
@@ -120,6 +128,70 @@ async def test_a_directive_that_comes_again_is_only_reported_again() -> None:
         await b.finished("1")
         await b.worker.accept(load("1", 4, 8, state=S.LOADING))
         assert b.states("1")[-2:] == [S.READY, S.READY]
+
+
+async def test_a_directive_of_an_older_plan_is_refused_before_anything_starts() -> None:
+    async with bench() as b:
+        await b.worker.accept(load("1", 4, 8, plan_version=7))
+        await b.worker.accept(load("2", 8, 9, plan_version=6))
+        await b.worker.accept(drop("3", 4, 8))
+        await b.worker.accept(load("4", 9, 10, plan_version=7))
+        assert (await b.finished("4")).state is S.READY
+        for directive_id in ("2", "3"):
+            assert b.states(directive_id) == [S.FAILED]
+            refused = await b.finished(directive_id)
+            assert refused.failure_kind is F.STALE_PLAN
+            assert "has obeyed plan 7 already" in refused.failure
+        assert b.forwarding.shards.layers("m") == {4, 5, 6, 7, 9}
+        # Known is known, however old its plan is by now.
+        await b.worker.accept(load("5", 10, 11, plan_version=8))
+        await b.finished("5")
+        await b.worker.accept(load("1", 4, 8, plan_version=7))
+        assert b.states("1")[-1] is S.READY
+
+
+@dataclass
+class FailingExecutor(StubExecutor):
+    """Fails to load, or to run the largest step of what it has loaded."""
+
+    on_load: Exception | None = None
+    on_trial: Exception | None = None
+
+    def __post_init__(self) -> None:
+        super().__init__()
+
+    def load(self, spec: ShardSpec, progress: Progress) -> StubShard:
+        if self.on_load:
+            raise self.on_load
+        return super().load(spec, progress)
+
+    def trial(self, shard: LoadedShard) -> None:
+        if self.on_trial:
+            raise self.on_trial
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (NoRoom("out of memory"), F.NO_ROOM),
+        (MemoryError(), F.NO_ROOM),
+        (BadFiles("cut short"), F.BAD_FILES),
+        (LoadFailed("not supported"), F.OTHER),
+        (RuntimeError("a defect"), F.OTHER),
+    ],
+)
+@pytest.mark.parametrize("place", ["on_load", "on_trial"])
+async def test_what_a_load_failed_of_is_told_and_nothing_is_kept(
+    place: str, error: Exception, kind: FailureKind
+) -> None:
+    executor = FailingExecutor(**{place: error})
+    async with bench(executor=executor) as b:
+        await b.worker.accept(load("1", 4, 8))
+        assert (await b.finished("1")).failure_kind is kind
+        assert b.forwarding.shards.listing() == ()
+        executor.on_load = executor.on_trial = None
+        await b.worker.accept(load("2", 4, 8))
+        assert (await b.finished("2")).state is S.READY
 
 
 async def test_a_drop_waits_for_the_sessions_and_makes_room_for_what_follows() -> None:

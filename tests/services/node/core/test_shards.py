@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from meshnet.errors import InvalidRequest, UnknownModel, WrongLayers
@@ -55,6 +57,29 @@ def test_a_shard_can_be_dropped_in_part() -> None:
     assert shards.layers("m") == frozenset(range(3))
     shards.remove("m", LayerRange(0, 3))
     assert shards.models() == ()
+
+
+def test_the_quantization_of_layers_is_known_where_they_have_one() -> None:
+    shards = ShardTable()
+    shards.add(spec(0, 4))
+    shards.add(replace(spec(4, 8), quantization=Quantization.INT8))
+    assert shards.quantization("m", LayerRange(1, 4)) is Quantization.BFLOAT16
+    assert shards.quantization("m", LayerRange(4, 8)) is Quantization.INT8
+    assert shards.quantization("m", LayerRange(3, 5)) is None
+    assert shards.quantization("m", LayerRange(6, 9)) is None
+    assert shards.quantization("other", LayerRange(0, 1)) is None
+
+
+def test_the_workspace_is_that_of_the_largest_step_of_what_is_held() -> None:
+    shards = ShardTable()
+    shards.add(spec(0, 4))
+    assert shards.workspace_bytes() is None
+    shards.add(spec(4, 6), 100)
+    shards.add(spec(6, 8), 80)
+    shards.add(spec(0, 2, "n"), 300)
+    assert shards.workspace_bytes() == 300
+    shards.remove("n", LayerRange(0, 2))
+    assert shards.workspace_bytes() == 100
 
 
 def test_loading_shards_are_listed_with_their_progress() -> None:

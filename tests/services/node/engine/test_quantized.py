@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import copy
 from pathlib import Path
 
 import pytest
 import torch
-from transformers.pytorch_utils import Conv1D
 
 from meshnet.model import LayerRange, Quantization
 from meshnet.model_files import ModelFiles
 from services.node.core.work import ShardSpec
 from services.node.engine.executor import TorchExecutor
 from services.node.engine.linear import PackedLinear, held_bytes, make_linear
+from services.node.engine.shard import Entry
 from services.node.files.manifest import read_manifest
 from tests.parity import Reference
 from tests.services.node.engine.models import TINY, VOCAB, Mesh, mesh, prompt_of, save_model, splits_of
+from tests.services.node.engine.rounded import likeness, requantized
 
 # bitsandbytes is built on what torch has since deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
@@ -30,36 +30,8 @@ def files(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return save_model(tmp_path_factory.mktemp(request.param), TINY[request.param])
 
 
-def requantized(reference: Reference, quantization: Quantization) -> Reference:
-    """The same model with its layers' linear weights rounded as bitsandbytes rounds them, in plain bfloat16."""
-    reference = copy.deepcopy(reference)
-    layers = next(part for part in reference.model.base_model.children() if isinstance(part, torch.nn.ModuleList))
-    for module in layers.modules():
-        if isinstance(module, torch.nn.Linear | Conv1D):
-            weight = module.weight.data
-            rounded = _round_trip(weight.T.contiguous() if isinstance(module, Conv1D) else weight, quantization)
-            module.weight.data = rounded.T.contiguous() if isinstance(module, Conv1D) else rounded
-    return reference
-
-
-def _round_trip(weight: torch.Tensor, quantization: Quantization) -> torch.Tensor:
-    from bitsandbytes import functional
-
-    if quantization is Quantization.NF4:
-        rounded, state = functional.quantize_4bit(weight, blocksize=64, quant_type="nf4", compress_statistics=False)
-        result: torch.Tensor = functional.dequantize_4bit(rounded, state)
-        return result
-    scales = weight.float().abs().amax(dim=1, keepdim=True) / 127
-    return (torch.round(weight.float() / scales) * scales).to(weight.dtype)
-
-
-def likeness(row: memoryview, wanted: torch.Tensor, shards: Mesh) -> float:
-    """Cosine of the logits; what all have in common is taken off, as it changes no probability."""
-    hidden = torch.frombuffer(bytearray(row), dtype=torch.bfloat16)
-    with torch.inference_mode():
-        own = shards.shards[0][0].entry(shards.manifest.model_id).logits(hidden[None])[0].float()
-    wanted = wanted.float()
-    return float(torch.cosine_similarity(own - own.mean(), wanted - wanted.mean(), dim=0))
+def entry_of(shards: Mesh) -> Entry:
+    return shards.shards[0][0].entry(shards.manifest.model_id)
 
 
 @pytest.mark.parametrize("quantization", QUANTIZED)
@@ -71,7 +43,8 @@ def test_quantized_shards_compute_with_the_rounded_weights(
     with mesh(files, splits_of(4, *ends), quantization) as shards:
         row = shards.step({"a": prompt})["a"]
         emitted = shards.generate({"b": prompt}, 4, chunk=16)["b"]
-        assert likeness(row, requantized(Reference(files.path), quantization).logits(prompt)[-1], shards) > 0.999
+        wanted = requantized(Reference(files.path), quantization).logits(prompt)[-1]
+        assert likeness(row, wanted, entry_of(shards)) > 0.999
     assert all(0 <= token < VOCAB for token in emitted)
 
 
@@ -97,7 +70,7 @@ def test_real_weights_survive_quantization(
     with mesh(files, quantization=quantization) as shards:
         row = shards.step({"a": prompt})
         (token,) = shards.sample(row).values()
-        alike = likeness(row["a"], requantized(smollm2_reference, quantization).logits(prompt)[-1], shards)
+        alike = likeness(row["a"], requantized(smollm2_reference, quantization).logits(prompt)[-1], entry_of(shards))
     assert alike > 0.99
     assert token in smollm2_reference.logits(prompt)[-1].topk(3).indices
 
