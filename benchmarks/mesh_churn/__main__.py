@@ -16,7 +16,7 @@ from rich.console import Console
 
 from benchmarks.mesh_churn import plot, summary
 from benchmarks.mesh_churn.alone import RandomChoice
-from benchmarks.mesh_churn.catalogue import Catalogue, catalogue, manifests
+from benchmarks.mesh_churn.catalogue import Catalogue, catalogue, model_ids
 from benchmarks.mesh_churn.hardware import mean_vram_bytes
 from benchmarks.mesh_churn.ours import Ours
 from benchmarks.mesh_churn.sampler import watch
@@ -68,7 +68,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--churn", type=float, default=0.2, help="share of the nodes that depart in an hour")
     parser.add_argument("--copies", type=float, default=3.0, help="copies of all models that the mesh has room for")
     parser.add_argument("--files", type=int, default=5, help="models whose files a node has; 0: all")
-    parser.add_argument("--most-kv-tokens", type=int, default=262_144, help="KV cache room of a model, at most")
+    parser.add_argument("--most-kv-tokens", type=int, default=524_288, help="KV cache room of a model, at most")
     parser.add_argument("--tick", type=float, default=3.0, help="seconds between two heartbeats")
     parser.add_argument("--strategies", nargs="+", choices=STRATEGIES, default=list(STRATEGIES))
     parser.add_argument("--seed", type=int, default=1)
@@ -81,7 +81,7 @@ def main() -> None:
     churn = Churn(hours=flags.hours, hourly=flags.churn, files=flags.files)
     capacity = int(flags.nodes * mean_vram_bytes())
     models = catalogue(flags.models, capacity, flags.copies, flags.most_kv_tokens)
-    trace = draw_trace(flags.seed, flags.nodes, [m.model_id for m in manifests(flags.models)], churn)
+    trace = draw_trace(flags.seed, flags.nodes, model_ids(flags.models), churn)
     runs = [run(name, trace, models, flags.tick) for name in flags.strategies]
     kv_tokens = next(iter(models.values())).model.kv_tokens
     title = (

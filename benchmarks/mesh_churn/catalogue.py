@@ -59,19 +59,21 @@ SHAPES = (
 )
 
 
-def manifests(count: int) -> tuple[ModelManifest, ...]:
-    """`count` models: the shapes again and again, as if each were another training of it."""
-    return tuple(
-        manifest_of(SHAPES[index % len(SHAPES)], f"{SHAPES[index % len(SHAPES)].name}-v{1 + index // len(SHAPES)}")
-        for index in range(count)
-    )
+def model_ids(count: int) -> tuple[str, ...]:
+    """The shapes again and again, as if each were another training of it."""
+    return tuple(f"{SHAPES[index % len(SHAPES)].name}-v{1 + index // len(SHAPES)}" for index in range(count))
 
 
-def manifest_of(shape: Shape, model_id: str) -> ModelManifest:
+def manifests(count: int, scale: float = 1.0) -> tuple[ModelManifest, ...]:
+    """`scale` multiplies all weights."""
+    return tuple(manifest_of(SHAPES[i % len(SHAPES)], name, scale) for i, name in enumerate(model_ids(count)))
+
+
+def manifest_of(shape: Shape, model_id: str, scale: float = 1.0) -> ModelManifest:
     attention = 2 * shape.hidden * shape.hidden + 2 * shape.hidden * shape.kv_heads * shape.head_size
-    dense = _weights(attention + 3 * shape.hidden * shape.feed_forward)
-    sparse = _weights(attention + 3 * shape.hidden * shape.expert_size * shape.experts)
-    embedding = shape.vocabulary * shape.hidden
+    dense = _weights(scale * (attention + 3 * shape.hidden * shape.feed_forward))
+    sparse = _weights(scale * (attention + 3 * shape.hidden * shape.expert_size * shape.experts))
+    embedding = scale * shape.vocabulary * shape.hidden
     head = _weights(0 if shape.tied else embedding)
     unquantized = int(embedding * PARAMETER_BYTES[Quantization.BFLOAT16])
     return ModelManifest(
@@ -97,7 +99,7 @@ def active_share(architecture: str) -> float:
     return (attention + shape.active * expert) / (attention + shape.experts * expert)
 
 
-def _weights(parameters: int) -> WeightBytes:
+def _weights(parameters: float) -> WeightBytes:
     return WeightBytes(*(int(parameters * size) for size in PARAMETER_BYTES.values()))
 
 
@@ -132,11 +134,14 @@ Catalogue = dict[str, Sizes]
 
 def catalogue(count: int, capacity_bytes: int, copies: float, most_kv_tokens: int) -> Catalogue:
     """Deployed models with KV cache room such that `copies` copies of all fill `capacity_bytes`, as far as
-    `most_kv_tokens` allows. Nobody's quantization is known here: int8 stands for the mix of them."""
-    all_manifests = manifests(count)
-    weights = sum(m.weight_bytes(m.all_layers, Quantization.INT8) for m in all_manifests)
-    a_token = sum(m.num_layers * m.kv_bytes_per_token for m in all_manifests)
-    wanted = int((capacity_bytes / copies - weights) / a_token)
-    kv_tokens = max(2048, min(most_kv_tokens, wanted // 1024 * 1024))
-    deployed = (DeployedModel(m, kv_tokens, priority=index % 3) for index, m in enumerate(all_manifests))
-    return {model.model_id: Sizes(model) for model in deployed}
+    `most_kv_tokens` allows. Where weights alone would fill more than half of it, all weights are scaled down to that.
+    Nobody's quantization is known here: int8 stands for the mix of them."""
+    capacity = capacity_bytes / copies
+    full_size = manifests(count)
+    weights = sum(m.weight_bytes(m.all_layers, Quantization.INT8) for m in full_size)
+    a_token = sum(m.num_layers * m.kv_bytes_per_token for m in full_size)
+    scale = min(1.0, capacity / 2 / weights)
+    kv_tokens = int((capacity - scale * weights) / a_token)
+    kv_tokens = min(most_kv_tokens, kv_tokens if kv_tokens < 1024 else kv_tokens // 1024 * 1024)
+    models = (DeployedModel(m, kv_tokens, priority=index % 3) for index, m in enumerate(manifests(count, scale)))
+    return {model.model_id: Sizes(model) for model in models}
