@@ -62,11 +62,11 @@ class Ours:
     def tick(self, audible: list[SimNode], silent: list[SimNode]) -> None:
         """A heartbeat that tells nothing new only renews the lease, so those of all nodes are one loop here."""
         now = self._around.clock.now
+        for node in audible:
+            self._members[node.node_id].heard_at = now
         if not silent and now - self._ticked_at < self._longest_gap:
             return
         self._ticked_at = now
-        for node in audible:
-            self._members[node.node_id].heard_at = now
         started = time.perf_counter()
         effects = self.mesh.tick(now)
         seconds = time.perf_counter() - started

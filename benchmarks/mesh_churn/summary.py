@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from rich.table import Table
@@ -74,6 +74,11 @@ def _quantiles(seconds: Sequence[float]) -> str:
     return f"{statistics.median(seconds):.0f} / {max(seconds):.0f}"
 
 
+def _geometric_mean(rates: Iterable[float]) -> float:
+    """Models differ a hundredfold in tokens a second. One that is never covered counts as a thousandth of a token."""
+    return statistics.geometric_mean(max(rate, 1e-3) for rate in rates)
+
+
 def _mean_hops(run: Run) -> str:
     return f"{statistics.fmean(r.hops for r in run.tally.routes):.2f}" if run.tally.routes else "-"
 
@@ -94,6 +99,7 @@ ROWS: dict[str, Callable[[Run], str]] = {
     "  by a drop, not a departure": lambda r: str(sum(gap.start >= r.start and gap.by_drop for gap in r.gaps)),
     "  still open at the end": _open,
     "seconds to refill, median / max": lambda r: _quantiles(r.refills()),
+    "joins": lambda r: str(r.tally.joins),
     "departures": lambda r: str(r.tally.departures),
     "GB lost with a departure": lambda r: _gigabytes(r.tally.lost_bytes / max(1, r.tally.departures)),
     "GB loaded for a departure": lambda r: _gigabytes(r.tally.loaded_bytes / max(1, r.tally.departures)),
@@ -104,7 +110,7 @@ ROWS: dict[str, Callable[[Run], str]] = {
     "GB loaded twice by a process": lambda r: _gigabytes(r.tally.thrash_bytes),
     "orders a node and hour": lambda r: f"{3600 * sum(r.tally.orders.values()) / max(1.0, r.tally.node_seconds):.2f}",
     "lent memory in use": lambda r: _share(statistics.fmean(s.room_used for s in r.tally.samples), 1),
-    "bottleneck tokens/s, mean": lambda r: f"{statistics.fmean(r.throughput().values()):.0f}",
+    "bottleneck tokens/s, geometric mean": lambda r: f"{_geometric_mean(r.throughput().values()):.0f}",
     "bottleneck tokens/s, weakest": lambda r: f"{min(r.throughput().values()):.0f}",
     "bottleneck / mean layer": lambda r: f"{statistics.fmean(s.evenness for s in r.tally.samples):.2f}",
     "hops of a route": _mean_hops,
