@@ -14,13 +14,15 @@ export HF_HUB_OFFLINE := 1
 MODEL = $(shell $(BIN)/python tests/smollm2.py)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format lint types contracts generated generate unit compose-test clean
+.PHONY: help demo test check format lint types contracts generated generate unit compose-test churn planning-time clean
 
 help:
 	@echo "make demo      set up, and serve SmolLM2-135M from three nodes on this machine"
 	@echo "make test      set up, and run every check and test (make check is the same)"
 	@echo "make format    format the code"
 	@echo "make generate  regenerate meshnet/v1 from proto/"
+	@echo "make churn     simulate a mesh under churn (CHURN_ARGS=--help: how large and for how long)"
+	@echo "make planning-time   how planning time grows with the mesh"
 	@echo "make clean     remove what was installed and built"
 
 demo: $(DEMO_STAMP)
@@ -75,3 +77,9 @@ $(STAMP): $(DEMO_STAMP)
 
 compose-test: $(STAMP)
 	$(BIN)/python -m tests.compose.try_compose --model $(MODEL) $(COMPOSE_TEST_ARGS)
+
+churn: $(STAMP)
+	$(BIN)/python -m benchmarks.mesh_churn $(CHURN_ARGS)
+
+planning-time: $(STAMP)
+	$(BIN)/python -m benchmarks.planning_time $(PLANNING_ARGS)
