@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import permutations
+from itertools import islice
 
 from meshnet.model import LayerRange, Quantization
 from meshnet.sizes import format_size
@@ -16,6 +16,7 @@ from services.tracker.placement.costs import Costs
 from services.tracker.placement.cut import Cut, Piece, arrange, fill, scatter
 from services.tracker.placement.room import (
     FEW_ACCOUNTS,
+    Rights,
     choose_drops,
     donors,
     freed,
@@ -23,9 +24,6 @@ from services.tracker.placement.room import (
     rights_together,
 )
 from services.tracker.placement.types import Draft, Policy, Shortfall
-
-# Of so many nodes every order is tried in which they may drop.
-MAX_ORDERED = 4
 
 Choose = Callable[[Account], Quantization]
 """The quantization at which a node would take layers."""
@@ -126,7 +124,7 @@ class Placer:
         for pool in donors(self._book, self._costs.model_id):
             offers = [self._on_one(pool, run, choose, keep)]
             if offers[0] is None or (self._is_refill and len({choose(account) for account in pool}) > 1):
-                offers += [self._on_several(order, run, choose, keep) for order in _drop_orders(pool)]
+                offers += self._on_several(pool, run, choose, keep)
             found = [offer for offer in offers if offer is not None]
             if found:
                 return min(found, key=self._moved) if self._is_refill else found[0]
@@ -157,21 +155,21 @@ class Placer:
         return [MadeRoom(account, drops, run, choose(account))]
 
     def _on_several(
-        self, order: Sequence[Account], run: LayerRange, choose: Choose, keep: int
-    ) -> list[MadeRoom] | None:
-        """The first in order may drop what is held twice."""
-        rights = rights_together(self._book, order, keep)
-        room = {a.node_id: a.free + freed(a, rights[a.node_id]) for a in order}
-        cut = self._arrange(order, run, room, choose)
-        if cut is None:
-            return None
-        pieces: list[MadeRoom] = []
-        for piece in cut:
-            account = self._book.accounts[piece.node.node_id]
-            need = self._costs.of(piece.layers, piece.node.quantization) - account.free
-            drops = choose_drops(account, rights[account.node_id], need, self._costs.model_id, piece.layers)
-            pieces.append(MadeRoom(account, drops, piece.layers, piece.node.quantization))
-        return pieces
+        self, pool: Sequence[Account], run: LayerRange, choose: Choose, keep: int
+    ) -> Iterator[list[MadeRoom] | None]:
+        """For each way to share what may be dropped. The tracker-node's node is the last to drop anything."""
+        order = sorted(pool, key=lambda a: (a.node.tracker_node, -a.free, a.node_id))
+        ways = rights_together(self._book, order, keep)
+        for rights in ways if self._is_refill else islice(ways, 1):
+            room = {a.node_id: a.free + freed(a, rights[a.node_id]) for a in order}
+            cut = self._arrange(order, run, room, choose)
+            yield [self._made(piece, rights) for piece in cut] if cut else None
+
+    def _made(self, piece: Piece, rights: Mapping[str, Rights]) -> MadeRoom:
+        account = self._book.accounts[piece.node.node_id]
+        need = self._costs.of(piece.layers, piece.node.quantization) - account.free
+        drops = choose_drops(account, rights[account.node_id], need, self._costs.model_id, piece.layers)
+        return MadeRoom(account, drops, piece.layers, piece.node.quantization)
 
     def _make_room(self, piece: MadeRoom) -> list[Draft]:
         model_id = self._costs.model_id
@@ -200,14 +198,6 @@ class Placer:
                     return cut
         cut = None if self._is_refill else arrange(bins, run, slack)
         return cut or arrange_cheaply(bins, run, slack)
-
-
-def _drop_orders(pool: Sequence[Account]) -> Iterable[Sequence[Account]]:
-    """In which order nodes may claim what only one of them may drop: of a few nodes every order."""
-    usual = sorted(pool, key=lambda a: (a.node.tracker_node, -a.free, a.node_id))
-    return (
-        permutations(usual) if len(pool) <= MAX_ORDERED and len({a.node.quantizations for a in pool}) > 1 else [usual]
-    )
 
 
 def drop_all(book: Book, account: Account, layers: Iterable[tuple[str, int]], reason: str) -> list[Draft]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import heapq
-from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from itertools import combinations, islice, product
+from math import comb, prod
 
 from meshnet.model import LayerRange
 from services.tracker.placement.accounts import Account
@@ -12,6 +13,8 @@ from services.tracker.placement.book import Book
 
 # In a large mesh this many nodes are looked at before all are.
 FEW_ACCOUNTS = 64
+# So many ways to share what not all holders can drop are tried.
+MAX_WAYS = 128
 
 Rights = set[tuple[str, int]]
 """Layers as (model id, layer) that a node may drop."""
@@ -35,18 +38,30 @@ def rights_of(book: Book, account: Account, keep: int = 1) -> Rights:
     }
 
 
-def rights_together(book: Book, order: Iterable[Account], keep: int = 1) -> dict[str, Rights]:
-    """By node: what each may drop so that, even if all drop all of it, `keep` nodes still serve every layer."""
-    gone: Counter[tuple[bool, str, int]] = Counter()
-    rights: dict[str, Rights] = {}
-    for account in order:
-        granted = rights.setdefault(account.node_id, set())
-        for model_id, layer in sorted(rights_of(book, account, keep)):
-            key = (account.node.stub, model_id, layer)
-            if book.tally_of(account, model_id).ready[layer] - gone[key] > keep:
-                gone[key] += 1
-                granted.add((model_id, layer))
-    return rights
+def rights_together(book: Book, pool: Sequence[Account], keep: int = 1) -> Iterator[dict[str, Rights]]:
+    """What each may drop, by node, so that `keep` nodes still serve every layer even if all drop all of it.
+
+    What only some of the holders can drop is claimed in the order of the pool; in a small case every other way to
+    share it follows.
+    """
+    rights = {account.node_id: rights_of(book, account, keep) for account in pool}
+    claims: dict[tuple[bool, str, int], list[str]] = {}
+    for account in pool:
+        for model_id, layer in sorted(rights[account.node_id]):
+            claims.setdefault((account.node.stub, model_id, layer), []).append(account.node_id)
+    contested = {}
+    for (stub, model_id, layer), claimants in claims.items():
+        allowed = book.tally_of(book.accounts[claimants[0]], model_id).ready[layer] - keep
+        if allowed < len(claimants):
+            contested[stub, model_id, layer] = (claimants, allowed)
+    ways = prod(comb(len(claimants), allowed) for claimants, allowed in contested.values())
+    options = product(*(combinations(claimants, allowed) for claimants, allowed in contested.values()))
+    for granted in islice(options, ways if ways <= MAX_WAYS else 1):
+        shared = {node_id: set(of_node) for node_id, of_node in rights.items()}
+        for ((_, model_id, layer), (claimants, _)), winners in zip(contested.items(), granted, strict=True):
+            for node_id in set(claimants) - set(winners):
+                shared[node_id].discard((model_id, layer))
+        yield shared
 
 
 def donors(book: Book, model_id: str) -> Iterator[list[Account]]:
