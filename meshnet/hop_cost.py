@@ -17,8 +17,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
 from statistics import median
-from types import MappingProxyType
 
 from meshnet.model import LayerRange, Quantization
 from meshnet.topology import Hop, Link, Node, ShardState, Topology
@@ -39,15 +39,28 @@ KV_SHORT_SECONDS = 1e6
 DRAINING_SECONDS = 1e5
 SHUNNED_SECONDS = 1e4
 
-_NONE: Mapping[str, int] = MappingProxyType({})
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What a session asks of its route.
+
+    `spread` (any number, such as a hash of the session's id) makes each node up to `SPREAD` dearer than it is, each
+    number other nodes; None: no node. `extra_load`: sessions on nodes beyond those that the topology shows.
+    `kv_tokens`: what the session needs room for.
+    """
+
+    spread: int | None = None
+    extra_load: Mapping[str, int] = field(default_factory=dict)
+    kv_tokens: int = 0
+
+
+NO_WISH = Wish()
 
 
 class HopCosts:
     """Costs of hops of one model in one snapshot.
 
-    `spread` (any number, such as a hash of a session's id) makes each node up to `SPREAD` dearer than it is, each
-    number other nodes. `extra_load`: sessions on nodes beyond those that the topology shows. `kv_tokens`: what the
-    session needs room for. `shunned` nodes are passed only where no other serves. `idle`: as if no node had anything
+    `shunned` nodes are passed only where no other serves. `idle`: as if no node had anything
     to do. `draining_seconds` is the penalty for passing a draining node.
     """
 
@@ -55,10 +68,8 @@ class HopCosts:
         self,
         topology: Topology,
         model_id: str,
+        wish: Wish = NO_WISH,
         *,
-        spread: int | None = None,
-        extra_load: Mapping[str, int] = _NONE,
-        kv_tokens: int = 0,
         shunned: Collection[str] = (),
         idle: bool = False,
         draining_seconds: float = 0.0,
@@ -67,9 +78,7 @@ class HopCosts:
         self._model_id = model_id
         self._frame_bytes = topology.models[model_id].manifest.hidden_size * BYTES_PER_ELEMENT
         self._layer_seconds = _typical_layer_seconds(topology.nodes.values(), model_id)
-        self._spread = spread
-        self._extra_load = extra_load
-        self._kv_tokens = kv_tokens
+        self._wish = wish
         self._shunned = frozenset(shunned)
         self._idle = idle
         self._draining_seconds = draining_seconds
@@ -77,7 +86,7 @@ class HopCosts:
 
     def layer_seconds(self, node: Node) -> float:
         """Seconds that the node takes for one layer: the mean of its layers, if they differ."""
-        sessions = 0 if self._idle else min(node.num_sessions + self._extra_load.get(node.node_id, 0), 1000)
+        sessions = 0 if self._idle else min(node.num_sessions + self._wish.extra_load.get(node.node_id, 0), 1000)
         return self._dearer(node, self._alone_seconds(node) * (1 + SESSION_SHARE * sessions))
 
     def entering_seconds(self, node: Node, link_seconds: float) -> float:
@@ -131,7 +140,7 @@ class HopCosts:
 
     def _penalty(self, node: Node) -> float:
         penalty = 0.0 if node.alive else SUSPECT_SECONDS
-        if node.kv_tokens_free < self._kv_tokens:
+        if node.kv_tokens_free < self._wish.kv_tokens:
             penalty += KV_SHORT_SECONDS
         if node.draining:
             penalty += self._draining_seconds
@@ -140,11 +149,11 @@ class HopCosts:
         return penalty
 
     def _dearer(self, node: Node, seconds: float) -> float:
-        if self._spread is None:
+        if self._wish.spread is None:
             return seconds
         factor = self._factors.get(node.node_id)
         if factor is None:
-            factor = self._factors[node.node_id] = 1 + SPREAD * _share(self._spread, node.node_id)
+            factor = self._factors[node.node_id] = 1 + SPREAD * _share(self._wish.spread, node.node_id)
         return seconds * factor
 
 

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 
 from meshnet.errors import MissingLayers, UnknownModel
-from meshnet.hop_cost import DRAINING_SECONDS, HopCosts
+from meshnet.hop_cost import DRAINING_SECONDS, NO_WISH, HopCosts, Wish
 from meshnet.model import LayerRange, merge_layers
 from meshnet.route_search import Layout, RouteSearch, Run
 from meshnet.topology import Hop, Node, ShardState, Topology
 
 Route = tuple[Hop, ...]
-
-_NONE: Mapping[str, int] = {}
 
 
 def find_route(
@@ -22,16 +20,14 @@ def find_route(
     entry_node_id: str,
     *,
     avoid: Collection[str] = (),
-    spread: int | None = None,
-    extra_load: Mapping[str, int] = _NONE,
-    kv_tokens: int = 0,
+    wish: Wish = NO_WISH,
 ) -> Route:
-    """The cheapest route of a deployed model that begins at an entry node; the rest is as in HopCosts.
+    """The cheapest route of a deployed model that begins at an entry node.
 
     Nodes in `avoid` are left out. Stub nodes never share a route with real ones. A draining node is passed only where
     that saves a hop. Raises UnknownModel, or MissingLayers with the layers that no node on offer serves.
     """
-    costs = partial(HopCosts, topology, model_id, spread=spread, extra_load=extra_load, kv_tokens=kv_tokens)
+    costs = partial(HopCosts, topology, model_id, wish)
     search = _prepare(topology, model_id, entry_node_id, avoid)
     return _past_draining(topology, lambda penalty: search(costs(draining_seconds=penalty)))
 
@@ -45,7 +41,7 @@ def find_routes(
     the first passes a node that serves and that none before it passes. Raises what `find_route` raises.
     """
     search = _prepare(topology, model_id, entry_node_id, ())
-    costs = partial(HopCosts, topology, model_id, spread=spread, idle=True)
+    costs = partial(HopCosts, topology, model_id, Wish(spread), idle=True)
     routes = [_past_draining(topology, lambda penalty: search(costs(draining_seconds=penalty)))]
     passed = {hop.node_id for hop in routes[0]}
     while len(routes) < limit:
@@ -58,30 +54,14 @@ def find_routes(
     return tuple(routes)
 
 
-def choose_route(
-    topology: Topology,
-    model_id: str,
-    routes: Iterable[Route],
-    *,
-    spread: int | None = None,
-    extra_load: Mapping[str, int] = _NONE,
-    kv_tokens: int = 0,
-) -> Route | None:
-    """The cheapest of some routes, all of whose nodes are in the topology, as `find_route` would choose."""
-    offered = tuple(routes)
+def choose_route(topology: Topology, model_id: str, routes: Sequence[Route], wish: Wish = NO_WISH) -> Route | None:
+    """The cheapest of some routes, as `find_route` would choose; None of none. All their nodes must be here."""
 
     def choose(draining_seconds: float) -> Route:
-        costs = HopCosts(
-            topology,
-            model_id,
-            spread=spread,
-            extra_load=extra_load,
-            kv_tokens=kv_tokens,
-            draining_seconds=draining_seconds,
-        )
-        return min(offered, key=costs.route_seconds)
+        costs = HopCosts(topology, model_id, wish, draining_seconds=draining_seconds)
+        return min(routes, key=costs.route_seconds)
 
-    return _past_draining(topology, choose) if offered else None
+    return _past_draining(topology, choose) if routes else None
 
 
 def missing_layers(topology: Topology, model_id: str, entry: Node) -> tuple[LayerRange, ...]:
