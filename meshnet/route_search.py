@@ -9,9 +9,10 @@ A link that nobody has measured is the sum of its two ends (see `HopCosts`): the
 that all nodes share, at the price of one end to get there and the other to leave. That makes the moves at a layer as
 few as the nodes that serve it, not their square.
 
-The measured links are tried one by one, and only as early and as late as the frame can move over them. Costs are linear
-in the layers: between the two, a move one layer later saves or costs what any other does, so one of them is the best,
-or one of the two nodes runs nothing and is better left out (as long as no detour is shorter than the direct link).
+The measured links are tried one by one. Where there are very many, each is tried only as early and as late as the frame
+can move over it. Costs are linear in the layers: between the two, a move one layer later saves or costs what any other
+does, so one of them is the best, or one of the two nodes runs nothing and is better left out (as long as no detour is
+shorter than the direct link).
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ from meshnet.topology import Hop, Link, Node
 
 # Sums of the same times in another order differ by less; a cheaper route differs by more.
 EQUAL_SECONDS = 1e-9
+# With more pairs of measured nodes than this, each is tried only at the two ends of where it can be used.
+MAX_PAIRS_EVERYWHERE = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +67,7 @@ class _Pair:
     sender: int
     receiver: int
     link: Link
-    layers: frozenset[int]
+    layers: range
 
 
 class Layout:
@@ -82,10 +85,9 @@ class Layout:
             self.starting[run.start].append(index)
             self._by_node[run.node.node_id].append(index)
         pairs: dict[tuple[int, int], _Pair] = {}
-        for pair in self._pairs():
-            # The sender's own word comes first.
-            if runs[pair.receiver].node.node_id == pair.link.node_id or (pair.sender, pair.receiver) not in pairs:
-                pairs[pair.sender, pair.receiver] = pair
+        # The sender's own word comes first.
+        for pair in sorted(self._pairs(), key=lambda pair: runs[pair.receiver].node.node_id != pair.link.node_id):
+            pairs.setdefault((pair.sender, pair.receiver), pair)
         self.pairs = tuple(pairs.values())
         self.receivers: defaultdict[int, set[int]] = defaultdict(set)
         for pair in self.pairs:
@@ -100,7 +102,7 @@ class Layout:
             for link in run.node.links:
                 for other in self._by_node.get(link.node_id, ()):
                     far = self.runs[other]
-                    if far.start <= run.end and run.start <= far.end:
+                    if far.start <= run.end and run.start <= far.end and index != other:
                         yield from self._both_ways(index, other, link)
 
     def _both_ways(self, index: int, other: int, link: Link) -> Iterator[_Pair]:
@@ -109,7 +111,7 @@ class Layout:
             first = two.start if two.start > one.start else one.start + 1
             last = one.end if one.end < two.end else two.end - 1
             if first <= last:
-                yield _Pair(sender, receiver, link, frozenset((first, last)))
+                yield _Pair(sender, receiver, link, range(first, last + 1))
 
 
 class RouteSearch:
@@ -125,10 +127,11 @@ class RouteSearch:
         self._enter = [costs.entering_seconds(run.node, end) for run, end in zip(runs, ends, strict=True)]
         self._layer = [costs.layer_seconds(run.node) for run in runs]
         self._shortcuts: defaultdict[int, list[tuple[int, int, float]]] = defaultdict(list)
+        everywhere = len(layout.pairs) <= MAX_PAIRS_EVERYWHERE
         for pair in layout.pairs:
             sender, receiver = runs[pair.sender].node, runs[pair.receiver].node
             price = costs.entering_seconds(receiver, costs.measured_link_seconds(pair.link, sender, receiver))
-            for layer in pair.layers:
+            for layer in pair.layers if everywhere else {pair.layers[0], pair.layers[-1]}:
                 self._shortcuts[layer].append((pair.sender, pair.receiver, price))
         # Where the frame may lie: what that has cost, since which layer, and how it came there.
         self._seconds = [inf] * len(runs)
