@@ -1,10 +1,11 @@
-"""Nodes measure the ways to each other, and what waits for a node that falls silent ends long before its own deadline."""
+"""Nodes measure the ways to each other, and what waits for a node that falls silent ends long before its deadline."""
 
 from __future__ import annotations
 
 import signal
 import uuid
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 
 from meshnet import rpc
 from meshnet.errors import NextHopFailed
+from meshnet.model import Quantization
 from meshnet.v1 import inference_pb2, inference_pb2_grpc
 from services.node.config import NodeConfig
 from tests.e2e.mesh import Mesh, NodeSpec, running_mesh
@@ -23,7 +25,7 @@ MODEL = "tiny"
 # A layer takes 86 kB of weights and 131 kB of KV cache, the entry 66 kB, the workspace 16 MiB.
 ROOM_FOR_TWO = "17.35MB"
 LEASE_SECONDS = 3.0
-HOP_TIMEOUT: float = NodeConfig.__dataclass_fields__["hop_timeout"].default
+HOP_TIMEOUT: float = NodeConfig("", "", "", "", "", 0, Quantization.BFLOAT16).hop_timeout
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +69,8 @@ def test_links_are_measured_and_reported(mesh: Mesh) -> None:
 
     everyone = {"a", "b", "c"}
     for node_id in everyone:
-        wait_until(lambda node_id=node_id: links(node_id).keys() == {"", *everyone} - {node_id}, 60, "links", mesh.logs)
+        others = {"", *everyone} - {node_id}
+        wait_until(partial(lambda i, ids: links(i).keys() == ids, node_id, others), 60, "links", mesh.logs)
         for link in links(node_id).values():
             assert 0 < link["rtt_seconds"] < 10
             assert link["bytes_per_second"] is None or link["bytes_per_second"] > 0
@@ -88,8 +91,8 @@ def test_a_stream_ends_when_a_hop_in_its_middle_falls_silent(mesh: Mesh) -> None
                 pass
         assert rpc.error_code(failed.value) == NextHopFailed.code, failed.value
         assert f"node {mute} was lost" in failed.value.details()
-    mesh.nodes[mute].kill()
-    del mesh.nodes[mute]
+    with mesh.nodes.pop(mute) as process:
+        process.kill()
     mesh.wait_until_idle()
 
 
@@ -102,6 +105,6 @@ def test_hops_free_their_sessions_when_the_entry_node_falls_silent(mesh: Mesh) -
         assert all(mesh.health(node_id)["sessions"] == 1 for node_id in "bc")
         events.cancel()
         wait_until(lambda: all(mesh.health(node_id)["sessions"] == 0 for node_id in "bc"), 30, "freed", mesh.logs)
-    mesh.nodes["a"].kill()
-    del mesh.nodes["a"]
+    with mesh.nodes.pop("a") as process:
+        process.kill()
     mesh.wait_until_idle()
