@@ -80,8 +80,14 @@ class EntryPoint:
         ledger = self._forwarding.sessions.ledger(request.model_id)
         check_request(request, self._forwarding.shards.manifest(request.model_id), ledger.capacity_tokens)
         sequence = Sequence(request, route, self._forwarding)
-        await self._admit(sequence.key, num_tokens)
         self._in_flight.begin(request.request_id, route, time.monotonic())
+        try:
+            await self._admit(sequence.key, num_tokens)
+            await self._generate(sequence, request, events)
+        finally:
+            self._in_flight.end(request.request_id)
+
+    async def _generate(self, sequence: Sequence, request: GenerationRequest, events: asyncio.Queue[Event]) -> None:
         try:
             async for event in sequence.tokens():
                 await events.put(event)
@@ -89,7 +95,6 @@ class EntryPoint:
             self._prober.generation_failed(request.model_id, error)
             raise
         finally:
-            self._in_flight.end(request.request_id)
             await asyncio.shield(sequence.close())
 
     async def _admit(self, key: SessionKey, num_tokens: int) -> None:
