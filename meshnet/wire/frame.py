@@ -27,6 +27,7 @@ POSITION: Final = "X-Meshnet-Position"
 LAYERS: Final = "X-Meshnet-Layers"
 ROUTE: Final = "X-Meshnet-Route"
 RETURN: Final = "X-Meshnet-Return"
+ENTRY: Final = "X-Meshnet-Entry"
 
 # Of error answers only.
 CACHED_LENGTH: Final = "X-Meshnet-Cached-Length"
@@ -57,7 +58,8 @@ class FrameHeaders:
 
     `sessions` are lower-case UUIDs, one a row. `cached` is, for each row, the number of tokens in the session's
     KV cache before this frame (None: what is cached). `layers` is what the sender expects this hop to run (None:
-    its shard), `route` the hops after it. `returns` is how many trailing positions come back (None: all).
+    its shard), `route` the hops after it. `returns` is how many trailing positions come back (None: all). `entry`
+    is the node at which the sessions begin (None: not said).
 
     `parse_headers` checks what strangers send; who builds one in code answers for its values.
     """
@@ -74,6 +76,7 @@ class FrameHeaders:
     layers: LayerRange | None = None
     route: tuple[Hop, ...] = ()
     returns: int | None = None
+    entry: str | None = None
 
     @property
     def elements(self) -> int:

@@ -16,6 +16,7 @@ from meshnet.wire.frame import (
     DTYPE,
     DTYPE_NAME,
     ENCODING,
+    ENTRY,
     LAYERS,
     MAX_CACHED,
     MAX_CHUNKS,
@@ -80,6 +81,8 @@ def format_headers(frame: FrameHeaders) -> dict[str, str]:
         headers[ROUTE] = format_route(frame.route)
     if frame.returns is not None:
         headers[RETURN] = str(frame.returns)
+    if frame.entry is not None:
+        headers[ENTRY] = frame.entry
     return headers
 
 
@@ -129,6 +132,7 @@ def _parse(headers: Mapping[str, str], min_positions: int) -> FrameHeaders:
         layers=_parse_layers(fields.get(_key(LAYERS))),
         route=parse_route(fields.get(_key(ROUTE), "")),
         returns=None if returns is None else _integer(RETURN, returns, 0, positions),
+        entry=_parse_entry(fields.get(_key(ENTRY))),
     )
 
 
@@ -136,6 +140,7 @@ _LOWER = {
     name: name.lower()
     for name in (
         SHAPE, DTYPE, SESSION, CHUNK_INDEX, CHUNK_TOTAL, ENCODING, VERSION, MODEL, POSITION, LAYERS, ROUTE, RETURN,
+        ENTRY,
     )
 }  # fmt: skip
 _key = _LOWER.__getitem__
@@ -226,6 +231,12 @@ def _parse_encoding(text: str | None) -> Encoding | None:
 def _parse_model(text: str | None) -> str | None:
     if text is not None and not MODEL_ID.fullmatch(text):
         raise _bad(MODEL, text, "is not a model id")
+    return text
+
+
+def _parse_entry(text: str | None) -> str | None:
+    if text is not None and not NODE_ID.fullmatch(text):
+        raise _bad(ENTRY, text, "is not a node id")
     return text
 
 

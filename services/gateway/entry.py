@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from types import MappingProxyType
 
 from meshnet.errors import MissingLayers, RouteNotReady, UnknownModel
-from meshnet.routing import find_route
+from meshnet.routing import missing_layers
 from meshnet.topology import DeployedModel, Node, Topology
+
+NO_CALLS: Mapping[str, int] = MappingProxyType({})
 
 
 def deployed_model(topology: Topology, model_id: str) -> DeployedModel:
@@ -18,15 +21,20 @@ def deployed_model(topology: Topology, model_id: str) -> DeployedModel:
     return model
 
 
-def pick_entry(topology: Topology, model_id: str, turn: int, avoid: Collection[str] = ()) -> Node | None:
-    """The entry node with a ready route and the fewest sessions; between equals they take turns. A suspect or draining
-    one only if there is no other.
+def pick_entry(
+    topology: Topology, model_id: str, turn: int, avoid: Collection[str] = (), calls: Mapping[str, int] = NO_CALLS
+) -> Node | None:
+    """The entry node with a ready route and the least to do; between equals they take turns. A suspect or draining one
+    only if there is no other.
+
+    What a node has to do: its sessions and the frames that wait there, as its heartbeats tell, and the `calls` that
+    the caller has under way to it, of which they may not tell yet.
 
     None if `avoid` leaves no entry node to try. Raises UnknownModel, MissingLayers if the model has no whole route, or
     RouteNotReady if no token has come through one.
     """
     deployed_model(topology, model_id)
-    routed = [node for node in topology.entry_nodes(model_id) if _has_route(topology, model_id, node)]
+    routed = _with_route(topology, model_id)
     if not routed:
         raise MissingLayers(model_id, topology.coverage(model_id).missing)
     ready = {probe.hops[0].node_id for probe in topology.probes(model_id) if probe.ready}
@@ -36,8 +44,9 @@ def pick_entry(topology: Topology, model_id: str, turn: int, avoid: Collection[s
     offered = [node for node in proven if node.node_id not in avoid]
     alive = [node for node in offered if node.alive] or offered
     allowed = [node for node in alive if not node.draining] or alive
-    fewest = min((node.num_sessions for node in allowed), default=0)
-    equals = [node for node in allowed if node.num_sessions == fewest]
+    load = {node.node_id: node.num_sessions + node.queue_length + calls.get(node.node_id, 0) for node in allowed}
+    least = min(load.values(), default=0)
+    equals = [node for node in allowed if load[node.node_id] == least]
     return equals[turn % len(equals)] if equals else None
 
 
@@ -52,9 +61,10 @@ def why_not_ready(topology: Topology, model_id: str) -> str:
     return "; ".join(told) or "no token has come through a route yet"
 
 
-def _has_route(topology: Topology, model_id: str, entry: Node) -> bool:
-    try:
-        find_route(topology, model_id, entry.node_id)
-    except MissingLayers:
-        return False
-    return True
+def _with_route(topology: Topology, model_id: str) -> list[Node]:
+    """Entry nodes from which nodes of their kind serve every layer."""
+    entries = topology.entry_nodes(model_id)
+    # What is missing is the same from every entry node of a kind.
+    first = {node.stub: node for node in reversed(entries)}
+    whole = {stub for stub, node in first.items() if not missing_layers(topology, model_id, node)}
+    return [node for node in entries if node.stub in whole]

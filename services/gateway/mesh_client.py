@@ -168,10 +168,18 @@ class MeshClient:
             if self.topology is None:
                 raise no_topology(self.tracker)
             try:
-                return pick_entry(self.topology, model_id, turn, avoid)
+                return pick_entry(self.topology, model_id, turn, avoid, self._calls(self.topology))
             except RouteNotReady:
                 if not await _happens(changed, deadline):
                     raise
+
+    def _calls(self, topology: Topology) -> dict[str, int]:
+        """Generations under way from here, by entry node."""
+        return {
+            node.node_id: self._channels[node.grpc_address].num_calls
+            for node in topology.nodes.values()
+            if node.grpc_address in self._channels
+        }
 
     def set_topology(self, topology: Topology) -> None:
         self.topology = topology

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
@@ -12,7 +13,8 @@ from meshnet.directive import Directive
 from meshnet.errors import InvalidRequest, MeshnetError, TopologyGap, Unregistered
 from meshnet.model import ModelManifest
 from meshnet.topology import Node, Topology
-from services.node.tracker_client import TrackerClient, TrackerUnreachable
+from services.node.core.members import LostNode, Members
+from services.node.tracker_client import Lease, TrackerClient, TrackerUnreachable
 
 log = logging.getLogger(__name__)
 
@@ -24,24 +26,33 @@ class Agent:
     """`describe` returns the node as it is now. `topology` is the latest snapshot, kept when the tracker is away."""
 
     def __init__(self, tracker: TrackerClient, describe: Callable[[], Node], manifests: list[ModelManifest]) -> None:
-        self.topology = Topology()
+        self._members = Members()
         self.registered = asyncio.Event()
         self._news = asyncio.Event()
         self._tracker = tracker
         self._describe = describe
         self._manifests = manifests
 
+    @property
+    def topology(self) -> Topology:
+        return self._members.topology
+
     async def run(
-        self, on_directive: Callable[[Directive], Awaitable[None]], on_topology: Callable[[], None] = lambda: None
+        self,
+        on_directive: Callable[[Directive], Awaitable[None]],
+        on_topology: Callable[[], None] = lambda: None,
+        on_lost: Callable[[LostNode], None] = lambda lost: None,
     ) -> None:
-        """Stays a member for ever. Raises InvalidRequest if the tracker refuses this node for good."""
+        """Stays a member for ever. `on_lost` is called for each node that is gone from the mesh. Raises InvalidRequest
+        if the tracker refuses this node for good."""
         while True:
-            heartbeat_seconds = await self._register()
+            lease = await self._register()
+            self._members.reconnected(time.monotonic(), lease.lease_seconds)
             try:
                 await _until_one_fails(
-                    self._send_heartbeats(heartbeat_seconds),
+                    self._send_heartbeats(lease.heartbeat_seconds, on_lost),
                     self._watch_directives(on_directive),
-                    self._watch_topology(on_topology),
+                    self._watch_topology(on_topology, on_lost),
                 )
             except Unregistered:
                 log.warning("the tracker no longer knows this node: registering again")
@@ -76,7 +87,7 @@ class Agent:
             except MeshnetError as error:
                 log.warning("leaving: %s", error)
 
-    async def _register(self) -> float:
+    async def _register(self) -> Lease:
         said = False
         while True:
             try:
@@ -89,12 +100,13 @@ class Agent:
             else:
                 log.info("registered with the tracker at %s", self._tracker.address)
                 self.registered.set()
-                return lease.heartbeat_seconds
+                return lease
 
-    async def _send_heartbeats(self, seconds: float) -> None:
+    async def _send_heartbeats(self, seconds: float, on_lost: Callable[[LostNode], None]) -> None:
         """Regularly, and at once when the node has something new to say of itself."""
         while True:
             self._news.clear()
+            _tell(self._members.expire(time.monotonic()), on_lost)
             await self._tracker.heartbeat(self._describe())
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(seconds):
@@ -105,11 +117,18 @@ class Agent:
             await on_directive(directive)
         raise TrackerUnreachable("the tracker ended the stream of directives")
 
-    async def _watch_topology(self, on_topology: Callable[[], None]) -> None:
+    async def _watch_topology(self, on_topology: Callable[[], None], on_lost: Callable[[LostNode], None]) -> None:
         async for topology in self._tracker.topologies():
-            self.topology = topology
+            lost = self._members.update(topology, time.monotonic())
             on_topology()
+            _tell(lost, on_lost)
         raise TrackerUnreachable("the tracker ended the stream of topologies")
+
+
+def _tell(lost: tuple[LostNode, ...], on_lost: Callable[[LostNode], None]) -> None:
+    for node in lost:
+        log.info("node %s %s", node.node_id, node.how)
+        on_lost(node)
 
 
 async def _until_one_fails(*links: Coroutine[Any, Any, None]) -> None:

@@ -39,8 +39,9 @@ class NodeConfig:
     max_frame_bytes: int = 256 << 20
     # A hop may take this long for its own part of a frame.
     hop_timeout: float = 60.0
-    # A token that proves a route must be back by then.
-    probe_timeout: float = 30.0
+    # A token that proves a route must be back within this time for each hop. More than a hop may take, so that it is
+    # the hop that is mute which is named.
+    probe_timeout: float = 75.0
     # A chunk may overtake the one before it by this much.
     reorder_timeout: float = 10.0
     # A body that has not arrived whole by then is given up.

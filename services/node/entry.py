@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
+import zlib
 from collections.abc import AsyncGenerator
 
 from meshnet.errors import Draining, HopFailure, InvalidRequest, KvFull
+from meshnet.hop_cost import Wish
 from services.node.config import NodeConfig
+from services.node.core.in_flight import InFlight
 from services.node.core.work import SessionKey
 from services.node.forwarding import Forwarding
 from services.node.generation import Emitted, GenerationRequest, Sequence, check_request
@@ -31,6 +34,7 @@ class EntryPoint:
         self._running: dict[str, asyncio.Task[None]] = {}
         self._turn = asyncio.Lock()
         self._num_waiting = 0
+        self._in_flight = InFlight()
 
     @property
     def num_running(self) -> int:
@@ -70,16 +74,25 @@ class EntryPoint:
             await self.abort(request_id)
 
     async def _run(self, request: GenerationRequest, events: asyncio.Queue[Event]) -> None:
-        route = self._prober.route(request.model_id)
+        num_tokens = len(request.prompt) + request.max_new_tokens
+        spread = zlib.crc32(request.request_id.encode())
+        route = self._prober.route(request.model_id, Wish(spread, self._in_flight.unseen(time.monotonic()), num_tokens))
         ledger = self._forwarding.sessions.ledger(request.model_id)
         check_request(request, self._forwarding.shards.manifest(request.model_id), ledger.capacity_tokens)
         sequence = Sequence(request, route, self._forwarding)
-        await self._admit(sequence.key, len(request.prompt) + request.max_new_tokens)
+        self._in_flight.begin(request.request_id, route, time.monotonic())
+        try:
+            await self._admit(sequence.key, num_tokens)
+            await self._generate(sequence, request, events)
+        finally:
+            self._in_flight.end(request.request_id)
+
+    async def _generate(self, sequence: Sequence, request: GenerationRequest, events: asyncio.Queue[Event]) -> None:
         try:
             async for event in sequence.tokens():
                 await events.put(event)
         except HopFailure as error:
-            self._prober.generation_failed(request.model_id, route, error)
+            self._prober.generation_failed(request.model_id, error)
             raise
         finally:
             await asyncio.shield(sequence.close())

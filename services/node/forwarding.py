@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -11,11 +12,14 @@ from meshnet.model import LayerRange
 from meshnet.topology import Hop
 from meshnet.wire import FrameHeaders
 from services.node.changes import Changes
+from services.node.core.members import LostNode
 from services.node.core.sessions import Piece, SessionTable
 from services.node.core.shards import ShardTable
 from services.node.core.work import Buffer, ForwardWork, FreeWork, PromptWork, Segment, SessionKey
 from services.node.peers import Peers
 from services.node.runner import Runner
+
+log = logging.getLogger(__name__)
 
 
 class Forwarding:
@@ -42,7 +46,7 @@ class Forwarding:
         model_id, layers = self.shards.resolve(frame.model, frame.layers)
         self._check_width(frame, model_id)
         pieces = _pieces(frame, model_id, layers)
-        positions = await self.accept(pieces, first_chunk=frame.chunk_index == 0)
+        positions = await self.accept(pieces, first_chunk=frame.chunk_index == 0, entry=frame.entry)
         returns = frame.positions if frame.returns is None else frame.returns
         # What is sent on must be whole; what is answered is what was asked for.
         num_returned = frame.positions if frame.route else returns
@@ -53,20 +57,21 @@ class Forwarding:
         hidden = await self.run(ForwardWork(model_id, layers, segments, body))
         if frame.route:
             hidden = await self.send_on(replace(frame, model=model_id, cached=positions), frame.route, hidden)
-        return replace(frame, positions=returns, layers=None, route=(), returns=None, cached=None, model=None), hidden
+        answer = replace(frame, positions=returns, layers=None, route=(), returns=None, cached=None, model=None)
+        return replace(answer, entry=None), hidden
 
-    async def accept(self, pieces: Sequence[Piece], *, first_chunk: bool) -> tuple[int, ...]:
+    async def accept(self, pieces: Sequence[Piece], *, first_chunk: bool, entry: str | None = None) -> tuple[int, ...]:
         """The positions of a frame's pieces, once the chunks before it have been handed over.
 
         Raises PositionMismatch if they do not come in time, KvFull if there is no room.
         """
 
         def attempt() -> tuple[int, ...] | None:
-            return self.sessions.accept(pieces, first_chunk=first_chunk, now=time.monotonic())
+            return self.sessions.accept(pieces, first_chunk=first_chunk, now=time.monotonic(), entry=entry)
 
         positions = attempt() if first_chunk else await self.changes.wait_until(attempt, self._reorder_timeout)
         if positions is None:
-            positions = self.sessions.accept(pieces, first_chunk=True, now=time.monotonic())
+            positions = self.sessions.accept(pieces, first_chunk=True, now=time.monotonic(), entry=entry)
             assert positions is not None, "a first chunk waits for none before it"
         self.changes.announce()
         return positions
@@ -96,6 +101,14 @@ class Forwarding:
         """Frees a session here and on the hops of the route behind."""
         self.close(self.sessions.keys_of(session))
         await self.peers.free(session, route)
+
+    def node_lost(self, lost: LostNode) -> None:
+        """Nothing more comes of that node: what waits for it ends, and the sessions that begin there are freed."""
+        self.peers.node_lost(lost)
+        orphans = self.sessions.keys_from(lost.node_id)
+        if orphans:
+            log.info("%d sessions freed: node %s, where they begin, %s", len(orphans), lost.node_id, lost.how)
+            self.close(orphans)
 
     def _check_width(self, frame: FrameHeaders, model_id: str) -> None:
         wanted = self.shards.manifest(model_id).hidden_size

@@ -85,6 +85,7 @@ class Sequence:
     def __init__(self, request: GenerationRequest, route: tuple[Hop, ...], forwarding: Forwarding) -> None:
         self._request = request
         self._forwarding = forwarding
+        self._node_id = route[0].node_id
         self._layers = route[0].layers
         self._behind = route[1:]
         self._hidden_size = forwarding.shards.manifest(request.model_id).hidden_size
@@ -151,6 +152,7 @@ class Sequence:
             model=self._request.model_id,
             cached=(position,),
             returns=int(chunk[0] + 1 == chunk[1]),
+            entry=self._node_id,
         )
         return await self._forwarding.send_on(frame, self._behind, hidden)
 

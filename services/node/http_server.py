@@ -1,4 +1,4 @@
-"""The HTTP face of a node: POST /forward, DELETE /sessions/{uuid}, GET /health. It only translates."""
+"""The HTTP face of a node: POST /forward, DELETE /sessions/{uuid}, POST /echo, GET /health. It only translates."""
 
 from __future__ import annotations
 
@@ -19,6 +19,10 @@ from services.node.http_errors import error_body, error_headers
 
 log = logging.getLogger(__name__)
 
+# What a measurement of the link to this node may send, and be answered with.
+MAX_ECHO_BYTES = 1 << 20
+ECHO_TIMEOUT = 10.0
+
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -34,6 +38,7 @@ class HttpServer:
         app = web.Application(middlewares=[self._errors])
         app.router.add_post("/forward", self._forward)
         app.router.add_delete("/sessions/{session}", self._free)
+        app.router.add_post("/echo", self._echo)
         app.router.add_get("/health", self._get_health)
         self._runner = web.AppRunner(
             app,
@@ -71,6 +76,23 @@ class HttpServer:
         session = wire.parse_session(request.match_info["session"])
         await self._forwarding.free(session, wire.parse_route(request.headers.get(wire.ROUTE, "")))
         return web.Response(status=204, headers={wire.VERSION: str(wire.WIRE_VERSION)})
+
+    async def _echo(self, request: web.Request) -> web.Response:
+        """Takes a body in and answers with as many bytes as `answer_bytes` in the query asks for. Nothing else."""
+        asked = request.query.get("answer_bytes", "0")
+        answer_bytes = int(asked) if asked.isascii() and asked.isdigit() and len(asked) < 9 else MAX_ECHO_BYTES + 1
+        if answer_bytes > MAX_ECHO_BYTES:
+            raise InvalidRequest(f"answer_bytes must be from 0 to {MAX_ECHO_BYTES}")
+        size = 0
+        try:
+            async with asyncio.timeout(ECHO_TIMEOUT):
+                async for chunk in request.content.iter_any():
+                    size += len(chunk)
+                    if size > MAX_ECHO_BYTES:
+                        raise FrameTooLarge(f"an echo takes {MAX_ECHO_BYTES} bytes at most")
+        except TimeoutError:
+            raise InvalidRequest(f"the body did not arrive within {ECHO_TIMEOUT:g} s") from None
+        return web.Response(body=bytes(answer_bytes), content_type="application/octet-stream")
 
     async def _get_health(self, request: web.Request) -> web.Response:
         return web.json_response(self._health())

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 import uuid
+from dataclasses import asdict
 from typing import Any
 
 import psutil
@@ -26,6 +27,7 @@ from services.node.entry import EntryPoint
 from services.node.forwarding import Forwarding
 from services.node.http_server import HttpServer
 from services.node.inference_servicer import InferenceServicer
+from services.node.link_prober import LinkProber
 from services.node.measuring import Measuring
 from services.node.peers import Peers
 from services.node.prober import Prober
@@ -60,6 +62,14 @@ class NodeServer:
             config.probe_timeout,
             self._agent.announce,
         )
+        self._links = LinkProber(
+            config.node_id,
+            self._tracker,
+            self._peers,
+            lambda: self._agent.topology,
+            lambda: self._runner.queue_length,
+            self._agent.announce,
+        )
         self._entry = EntryPoint(config, self._forwarding, self._prober)
         loads = asyncio.Lock()
         self._measuring = Measuring(config, manifests, self._runner, self._shards, loads, self._agent.announce)
@@ -81,7 +91,8 @@ class NodeServer:
     async def run(self) -> None:
         """Serves for ever. Raises InvalidRequest if the tracker refuses this node for good."""
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._agent.run(self._worker.accept, self._prober.wake))
+            group.create_task(self._agent.run(self._worker.accept, self._prober.wake, self._forwarding.node_lost))
+            group.create_task(self._links.run())
             group.create_task(self._prober.run())
             group.create_task(self._measuring.run())
             group.create_task(self._worker.run())
@@ -123,6 +134,7 @@ class NodeServer:
             workspace_bytes=self._shards.workspace_bytes(),
             queue_length=self._runner.queue_length,
             speeds=self._measuring.speeds(),
+            links=self._links.links(),
         )
 
     def health(self) -> dict[str, Any]:
@@ -159,6 +171,7 @@ class NodeServer:
                 }
                 for speed in node.speeds
             ],
+            "links": [asdict(link) for link in node.links],
             "sessions": node.num_sessions,
             "generations": self._entry.num_running,
             "queue": self._runner.queue_length,

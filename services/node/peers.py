@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import aiohttp
 
@@ -12,12 +12,23 @@ from meshnet import wire
 from meshnet.errors import BadFrame, MeshnetError, NextHopFailed, NextHopTimeout, WireVersionMismatch
 from meshnet.topology import Hop, Topology
 from meshnet.wire import Encoding, FrameHeaders
+from services.node.core.members import LostNode
 from services.node.core.work import Buffer
 from services.node.http_errors import error_from_answer
 
 MAX_ERROR_BYTES = 64 << 10
 CONNECT_TIMEOUT = 5.0
 FREE_TIMEOUT = 5.0
+ECHO_TIMEOUT = 10.0
+
+
+@dataclass(eq=False, slots=True)
+class _UnderWay:
+    """A frame that waits for its answer, the nodes that it depends on, and the one of them that was lost."""
+
+    node_ids: frozenset[str]
+    deadline: asyncio.Timeout | None = None
+    lost: LostNode | None = None
 
 
 class Peers:
@@ -27,6 +38,8 @@ class Peers:
         self._topology = topology
         self._compression = compression
         self._hop_timeout = hop_timeout
+        self._under_way: set[_UnderWay] = set()
+        self._used: dict[str, None] = {}
         self._http = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=60, ttl_dns_cache=30),
             auto_decompress=False,
@@ -43,16 +56,20 @@ class Peers:
 
         `frame` describes `hidden`; its layers must be the hop's and its route the hops after it. Returns bfloat16
         `[rows, returns, hidden]`. Raises what the route answered; NextHopFailed or NextHopTimeout, with the node,
-        if it did not.
+        if it did not. Ends at once when a node on the way is lost.
         """
         frame = replace(frame, encoding=self._compression)
         # Each hop gives those behind it less time than it has itself, so that the nearest to a fault reports it.
         timeout = self._hop_timeout * (len(frame.route) + 1)
+        self._used.pop(hop.node_id, None)
+        self._used[hop.node_id] = None
+        under_way = _UnderWay(frozenset([hop.node_id, *(behind.node_id for behind in frame.route)]))
+        self._under_way.add(under_way)
         try:
             async with (
-                asyncio.timeout(timeout),
+                asyncio.timeout(timeout) as under_way.deadline,
                 self._http.post(
-                    self._url(hop, "/forward"),
+                    self._url(hop.node_id, "/forward"),
                     data=wire.encode_body(hidden, frame.encoding),
                     headers=wire.format_headers(frame),
                     allow_redirects=False,
@@ -61,9 +78,39 @@ class Peers:
             ):
                 return await self._read(hop, frame, answer)
         except TimeoutError as error:
+            if lost := under_way.lost:
+                raise NextHopFailed(f"node {lost.node_id} {lost.how}", lost.node_id) from error
             raise NextHopTimeout(f"node {hop.node_id} gave no answer within {timeout:g} s", hop.node_id) from error
         except (aiohttp.ClientError, OSError) as error:
             raise NextHopFailed(f"node {hop.node_id} failed: {_reason(error)}", hop.node_id) from error
+        finally:
+            self._under_way.discard(under_way)
+
+    def node_lost(self, lost: LostNode) -> None:
+        """Ends all that waits for an answer that would come through this node."""
+        self._used.pop(lost.node_id, None)
+        now = asyncio.get_running_loop().time()
+        for under_way in self._under_way:
+            if lost.node_id in under_way.node_ids and under_way.deadline and not under_way.lost:
+                under_way.lost = lost
+                under_way.deadline.reschedule(now)
+
+    def used(self) -> tuple[str, ...]:
+        """Nodes that frames were sent to, the latest first."""
+        return tuple(reversed(self._used))
+
+    async def echo(self, node_id: str, num_bytes: int) -> None:
+        """Sends a body of this size for nothing, to see how long it takes. Raises NextHopFailed."""
+        try:
+            async with (
+                asyncio.timeout(ECHO_TIMEOUT),
+                self._http.post(self._url(node_id, "/echo"), data=bytes(num_bytes), allow_redirects=False) as answer,
+            ):
+                if answer.status != 200:
+                    raise NextHopFailed(f"node {node_id} echoes with status {answer.status}", node_id)
+                await answer.read()
+        except (TimeoutError, aiohttp.ClientError, OSError) as error:
+            raise NextHopFailed(f"node {node_id} did not echo: {_reason(error)}", node_id) from error
 
     async def free(self, session: str, route: tuple[Hop, ...]) -> None:
         """Asks every hop of a route to free a session; the first passes it on. Errors are left to the lease."""
@@ -71,7 +118,7 @@ class Peers:
             return
         try:
             headers = {wire.ROUTE: wire.format_route(route[1:])}
-            url = self._url(route[0], f"/sessions/{session}")
+            url = self._url(route[0].node_id, f"/sessions/{session}")
             async with asyncio.timeout(FREE_TIMEOUT), self._http.delete(url, headers=headers, allow_redirects=False):
                 return
         except (TimeoutError, aiohttp.ClientError, OSError, MeshnetError):
@@ -93,10 +140,10 @@ class Peers:
         except (BadFrame, WireVersionMismatch) as error:
             raise NextHopFailed(f"node {hop.node_id} answered nonsense: {error}", hop.node_id) from error
 
-    def _url(self, hop: Hop, path: str) -> str:
-        node = self._topology().nodes.get(hop.node_id)
+    def _url(self, node_id: str, path: str) -> str:
+        node = self._topology().nodes.get(node_id)
         if node is None:
-            raise NextHopFailed(f"node {hop.node_id} is not in the mesh", hop.node_id)
+            raise NextHopFailed(f"node {node_id} is not in the mesh", node_id)
         return f"http://{node.forward_address}{path}"
 
 

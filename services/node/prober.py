@@ -10,9 +10,10 @@ import uuid
 from collections.abc import Callable
 
 from meshnet.errors import Busy, HopFailure, MeshnetError
-from meshnet.routing import find_route
+from meshnet.hop_cost import NO_WISH, Wish
+from meshnet.routing import Route
 from meshnet.topology import RouteProbe, Topology
-from services.node.core.probing import Probe, ProbeTable, Route
+from services.node.core.probing import Probe, ProbeTable
 from services.node.forwarding import Forwarding
 from services.node.generation import GenerationRequest, Sequence
 
@@ -20,12 +21,15 @@ log = logging.getLogger(__name__)
 
 PROMPT = (0,)
 MAX_FAILURE_CHARS = 500
+# Laying routes through a large mesh takes its time: between two times the loop is free nine times as long.
+PLAN_SHARE = 0.1
 
 
 class Prober:
     """`topology` gives the latest snapshot; `on_outcome` is called when what `outcomes` returns may have changed.
 
-    A probe that brings no token back within `timeout` seconds has failed.
+    A probe that brings no token back within `timeout` seconds for each hop has failed. That is more than a hop may take
+    for a frame, so that the hop that is mute is named.
     """
 
     def __init__(
@@ -50,9 +54,11 @@ class Prober:
         async with asyncio.TaskGroup() as group:
             while True:
                 self._news.clear()
+                began = time.monotonic()
                 for probe in self._table.start(self._topology(), time.monotonic()):
                     group.create_task(self._probe(probe))
                 self._tell()
+                await asyncio.sleep((time.monotonic() - began) * (1 / PLAN_SHARE - 1))
                 retry_at = self._table.retry_at()
                 pause = None if retry_at is None else max(retry_at - time.monotonic(), 0.0)
                 with contextlib.suppress(TimeoutError):
@@ -66,47 +72,53 @@ class Prober:
         """What is known of the routes that this node would use, at most one for each model."""
         return self._table.outcomes()
 
-    def route(self, model_id: str) -> Route:
-        """The route for a generation: the cheapest, or one that is ready if that is not.
+    def route(self, model_id: str, wish: Wish = NO_WISH) -> Route:
+        """The route for a generation: the cheapest that is ready; any, if none is. Raises UnknownModel or
+        MissingLayers."""
+        return self._table.choose(self._topology(), model_id, wish)
 
-        Raises UnknownModel or MissingLayers.
-        """
-        topology = self._topology()
-        return self._table.choose(topology, model_id, find_route(topology, model_id, self._node_id))
-
-    def generation_failed(self, model_id: str, route: Route, error: HopFailure) -> None:
-        """A hop failed under a generation: its route is not ready until a new probe comes through."""
-        self._table.generation_failed(model_id, route, str(error)[:MAX_FAILURE_CHARS], time.monotonic())
+    def generation_failed(self, model_id: str, error: HopFailure) -> None:
+        """A hop failed under a generation: no route through it is ready until a new probe comes through."""
+        failure = str(error)[:MAX_FAILURE_CHARS]
+        self._table.generation_failed(model_id, error.node_id, failure, time.monotonic())
         self._tell()
         self.wake()
 
     async def _probe(self, probe: Probe) -> None:
+        timeout = self._timeout * max(len(probe.route) - 1, 1)
         try:
-            async with asyncio.timeout(self._timeout):
+            async with asyncio.timeout(timeout):
                 latency = await self._send_token(probe)
         except Busy as error:
-            log.info("the probe of %s waits: %s", _name(probe), error)
+            log.info("the probe of %s waits: %s", _name(probe.model_id, probe.route), error)
             self._table.postponed(probe, time.monotonic())
         except TimeoutError:
-            self._failed(probe, f"no token came back through {_hops(probe)} within {self._timeout:g} s")
+            self._failed(probe, f"no token came back through {_hops(probe.route)} within {timeout:g} s")
         except MeshnetError as error:
             self._failed(probe, str(error))
         except Exception as error:
             log.exception("a probe failed")
             self._failed(probe, str(error) or type(error).__name__)
         else:
-            log.info("%s is ready: a token came through in %.3f s", _name(probe), latency)
-            self._table.succeeded(probe, latency)
+            log.debug("%s is ready: a token came through in %.3f s", _name(probe.model_id, probe.route), latency)
+            self._table.succeeded(probe, latency, time.monotonic())
         self._tell()
         self.wake()
 
     def _failed(self, probe: Probe, failure: str) -> None:
-        log.warning("%s is not ready: %s", _name(probe), failure)
+        log.warning("%s is not ready: %s", _name(probe.model_id, probe.route), failure)
         self._table.failed(probe, failure[:MAX_FAILURE_CHARS], time.monotonic())
 
     def _tell(self) -> None:
         outcomes = self._table.outcomes()
         if outcomes != self._told:
+            for outcome in outcomes:
+                if outcome.ready and not any(old.ready and old.hops == outcome.hops for old in self._told):
+                    log.info(
+                        "%s is ready: a token came through in %g s",
+                        _name(outcome.model_id, outcome.hops),
+                        outcome.latency_seconds,
+                    )
             self._told = outcomes
             self._on_outcome()
 
@@ -119,14 +131,14 @@ class Prober:
         try:
             async for _ in sequence.tokens():
                 pass
-            return time.monotonic() - started
+            return float(f"{time.monotonic() - started:.3g}")
         finally:
             await asyncio.shield(sequence.close())
 
 
-def _hops(probe: Probe) -> str:
-    return " ".join(map(str, probe.route))
+def _hops(route: Route) -> str:
+    return " ".join(map(str, route))
 
 
-def _name(probe: Probe) -> str:
-    return f"the route of {probe.model_id} through {_hops(probe)}"
+def _name(model_id: str, route: Route) -> str:
+    return f"the route of {model_id} through {_hops(route)}"

@@ -97,6 +97,11 @@ class TrackerClient:
                 tracker_pb2.LeaveRequest(node_id=self._node_id, incarnation=self._incarnation), timeout=2.0
             )
 
+    async def ping(self, num_bytes: int) -> None:
+        """Sends this many bytes for nothing, to see how long it takes."""
+        with self._translated_errors():
+            await self._stub.Ping(tracker_pb2.PingRequest(payload=bytes(num_bytes)), timeout=CALL_TIMEOUT)
+
     async def directives(self) -> AsyncIterator[Directive]:
         """Directives for this node until the stream breaks."""
         with self._translated_errors():

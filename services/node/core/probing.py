@@ -1,20 +1,27 @@
-"""Which routes to send a probe through, and what is known of each. Pure: the time is an argument, in seconds."""
+"""Which routes to send a probe through, what is known of each, and which one to use. Pure: times are in seconds."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import zlib
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 
 from meshnet.errors import MissingLayers
-from meshnet.routing import find_route
-from meshnet.topology import Hop, RouteProbe, Topology
+from meshnet.hop_cost import Wish
+from meshnet.routing import Route, choose_route, find_route, find_routes
+from meshnet.topology import Node, RouteProbe, ShardState, Topology
 
 FIRST_RETRY_SECONDS = 1.0
 LONGEST_RETRY_SECONDS = 30.0
-# Routes over replicas change with their load, and a proven one is not probed again when the load changes back.
-MAX_REMEMBERED = 256
-
-Route = tuple[Hop, ...]
+# A proven route is proven anew this often, so that its latency is of today.
+REFRESH_SECONDS = 60.0
+# Routes are laid anew when nodes or layers come or go, and this often for what was measured meanwhile.
+PLAN_SECONDS = 60.0
+# Routes of a model that are kept proven. Together they pass as many of its nodes as may be.
+MAX_ROUTES = 8
+MAX_AT_ONCE = 4
+# A proven route is remembered while another one is cheaper.
+MAX_REMEMBERED = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,46 +40,53 @@ class _Record:
     outcome: RouteProbe | None = None
     running: int | None = None
     num_failures: int = 0
-    retry_at: float = 0.0
+    due_at: float = 0.0
+
+    @property
+    def ready(self) -> bool:
+        return self.outcome is not None and self.outcome.ready
 
 
 class ProbeTable:
-    """Outcomes of the routes that begin at one node. A route is forgotten when a hop no longer serves its layers."""
+    """The routes that begin at one node, a few of each model, and their outcomes.
+
+    A route is forgotten when a hop no longer serves its layers.
+    """
 
     def __init__(self, node_id: str) -> None:
         self._node_id = node_id
         self._records: dict[tuple[str, Route], _Record] = {}
-        self._current: dict[str, Route] = {}
+        self._wanted: dict[str, tuple[Route, ...]] = {}
+        self._planned_for: Hashable = None
+        self._planned_at = 0.0
         self._num_started = 0
+        self._seen: Topology | None = None
 
     def start(self, topology: Topology, now: float) -> tuple[Probe, ...]:
-        """Probes to send now: of the routes that this node would use, those that are not known to be ready."""
-        self._current = dict(_routes(topology, self._node_id))
+        """Probes to send now: of the routes that this node wants to use, those whose turn it is."""
+        self._plan(topology, now)
         self._forget(topology)
-        probes = []
-        for model_id, route in self._current.items():
-            record = self._records.setdefault((model_id, route), _Record())
-            proven = record.outcome is not None and record.outcome.ready
-            if not proven and record.running is None and record.retry_at <= now:
-                self._num_started += 1
-                record.running = self._num_started
-                probes.append(Probe(record.running, model_id, route))
-        return tuple(probes)
+        self._seen = topology
+        for key in self._keys():
+            self._records.setdefault(key, _Record())
+        free = MAX_AT_ONCE - sum(record.running is not None for record in self._records.values())
+        due = [key for key in self._keys() if self._records[key].running is None and self._records[key].due_at <= now]
+        # What is not ready first, and of that the cheapest routes.
+        due.sort(key=lambda key: self._records[key].ready)
+        return tuple(self._started(*key) for key in due[: max(free, 0)])
 
     def retry_at(self) -> float | None:
-        """When `start` has something to do although the topology stays as it is."""
-        times = [
-            record.retry_at
-            for key in self._current.items()
-            if (record := self._records[key]).running is None and not (record.outcome and record.outcome.ready)
-        ]
-        return min(times, default=None)
+        """When `start` has something to do although the topology stays as it is, and no probe ends before."""
+        records = [self._records[key] for key in self._keys()]
+        if sum(record.running is not None for record in self._records.values()) >= MAX_AT_ONCE:
+            return None
+        return min((record.due_at for record in records if record.running is None), default=None)
 
-    def succeeded(self, probe: Probe, latency_seconds: float) -> None:
+    def succeeded(self, probe: Probe, latency_seconds: float, now: float) -> None:
         record = self._ended(probe)
         if record:
             record.outcome = RouteProbe(probe.model_id, probe.route, latency_seconds=latency_seconds)
-            record.num_failures = 0
+            record.num_failures, record.due_at = 0, now + REFRESH_SECONDS
 
     def failed(self, probe: Probe, failure: str, now: float) -> None:
         """Tried again, each time after twice the pause."""
@@ -87,31 +101,52 @@ class ProbeTable:
         if record:
             _back_off(record, now)
 
-    def generation_failed(self, model_id: str, route: Route, failure: str, now: float) -> None:
-        """A hop failed under a generation: the route is not ready until a new probe comes through."""
-        record = self._records.get((model_id, route))
-        if record and record.outcome and record.outcome.ready:
-            record.outcome = RouteProbe(model_id, route, failure or "no reason given")
-            record.num_failures, record.retry_at = 0, now
+    def generation_failed(self, model_id: str, node_id: str, failure: str, now: float) -> None:
+        """A hop failed under a generation: no route through it is ready until a new probe comes through."""
+        for (of, route), record in self._records.items():
+            if of == model_id and record.ready and any(hop.node_id == node_id for hop in route[1:]):
+                record.outcome = RouteProbe(model_id, route, failure or "no reason given")
+                record.num_failures, record.due_at = 0, now
 
     def outcomes(self) -> tuple[RouteProbe, ...]:
-        """What is known of the routes that this node uses, by model."""
-        known = (
-            self._ready(model_id, route) or self._records[model_id, route].outcome
-            for model_id, route in sorted(self._current.items())
-        )
+        """What is known of the cheapest route of each model; of another one that is ready if that is not."""
+        known = (self._outcome(model_id, routes) for model_id, routes in sorted(self._wanted.items()))
         return tuple(outcome for outcome in known if outcome)
 
-    def choose(self, topology: Topology, model_id: str, route: Route) -> Route:
-        """The route itself, unless it is not known to be ready and another one is, that still stands."""
-        ready = self._ready(model_id, route)
-        return ready.hops if ready and topology.stands(model_id, ready.hops) else route
+    def choose(self, topology: Topology, model_id: str, wish: Wish) -> Route:
+        """The cheapest route that is ready, as `find_route` would choose; any, if none is.
 
-    def _ready(self, model_id: str, route: Route) -> RouteProbe | None:
-        """The outcome of this route if it is ready, else of the newest that is."""
-        records = [self._records.get((model_id, route), _Record())]
-        records += reversed([record for (of, _), record in self._records.items() if of == model_id])
-        return next((record.outcome for record in records if record.outcome and record.outcome.ready), None)
+        Raises UnknownModel or MissingLayers.
+        """
+        ready = [route for (of, route), record in self._records.items() if of == model_id and record.ready]
+        if topology is not self._seen:
+            ready = [route for route in ready if model_id in topology.models and topology.stands(model_id, route)]
+        return choose_route(topology, model_id, ready, wish) or find_route(topology, model_id, self._node_id, wish=wish)
+
+    def _plan(self, topology: Topology, now: float) -> None:
+        """Lays the routes anew if that may change them."""
+        shape = _shape(topology)
+        if shape != self._planned_for or now >= self._planned_at + PLAN_SECONDS:
+            self._planned_for, self._planned_at = shape, now
+            self._wanted = dict(_routes(topology, self._node_id))
+
+    def _keys(self) -> list[tuple[str, Route]]:
+        """All routes that this node wants to use: the cheapest of each model, then the others."""
+        keys = [
+            (rank, model_id, route) for model_id, routes in self._wanted.items() for rank, route in enumerate(routes)
+        ]
+        return [(model_id, route) for _, model_id, route in sorted(keys, key=lambda key: key[0])]
+
+    def _started(self, model_id: str, route: Route) -> Probe:
+        self._num_started += 1
+        self._records[model_id, route].running = self._num_started
+        return Probe(self._num_started, model_id, route)
+
+    def _outcome(self, model_id: str, wanted: tuple[Route, ...]) -> RouteProbe | None:
+        first = [self._records.get((model_id, route), _Record()) for route in wanted]
+        rest = reversed([record for (of, _), record in self._records.items() if of == model_id])
+        ready = (record.outcome for record in (*first, *rest) if record.ready)
+        return next(ready, first[0].outcome)
 
     def _ended(self, probe: Probe) -> _Record | None:
         """The record that a probe belongs to, if it has not been forgotten since."""
@@ -125,7 +160,8 @@ class ProbeTable:
         for model_id, route in tuple(self._records):
             if model_id not in topology.models or not topology.stands(model_id, route):
                 del self._records[model_id, route]
-        spare = [key for key in self._records if self._current.get(key[0]) != key[1]]
+        wanted = set(self._keys())
+        spare = [key for key in self._records if key not in wanted]
         for key in spare[: max(len(spare) - MAX_REMEMBERED, 0)]:
             del self._records[key]
 
@@ -133,15 +169,27 @@ class ProbeTable:
 def _back_off(record: _Record, now: float) -> None:
     pause = FIRST_RETRY_SECONDS * 2.0 ** min(record.num_failures, 10)
     record.num_failures += 1
-    record.retry_at = now + min(pause, LONGEST_RETRY_SECONDS)
+    record.due_at = now + min(pause, LONGEST_RETRY_SECONDS)
 
 
-def _routes(topology: Topology, node_id: str) -> Iterator[tuple[str, Route]]:
-    """The route that a generation would take now, for each model that has one from this node."""
+def _shape(topology: Topology) -> Hashable:
+    """What of a topology decides which routes there are."""
+    models = tuple((model_id, model.manifest.revision) for model_id, model in sorted(topology.models.items()))
+    return models, tuple(_shape_of(node) for _, node in sorted(topology.nodes.items()))
+
+
+def _shape_of(node: Node) -> Hashable:
+    ready = tuple((shard.model_id, shard.layers) for shard in node.shards if shard.state is ShardState.READY)
+    return node.node_id, node.alive, node.draining, ready
+
+
+def _routes(topology: Topology, node_id: str) -> Iterator[tuple[str, tuple[Route, ...]]]:
+    """The routes that generations would take, for each model that has one from this node."""
     node = topology.nodes.get(node_id)
+    spread = zlib.crc32(node_id.encode())
     for model_id in sorted(topology.models):
         if node and 0 in node.layers(model_id):
             try:
-                yield model_id, find_route(topology, model_id, node_id)
+                yield model_id, find_routes(topology, model_id, node_id, limit=MAX_ROUTES, spread=spread)
             except MissingLayers:
                 continue

@@ -27,8 +27,11 @@ class Piece:
 
 @dataclass(slots=True)
 class _Session:
+    """`entry`: the node at which the session begins, if that is another one and it has said so."""
+
     length: int
     last_used: float
+    entry: str | None = None
 
 
 class SessionTable:
@@ -50,11 +53,14 @@ class SessionTable:
         self._ledgers[key.model_id].reserve(key, num_tokens)
         self._sessions.setdefault(key, _Session(0, now)).last_used = now
 
-    def accept(self, pieces: Sequence[Piece], *, first_chunk: bool, now: float) -> tuple[int, ...] | None:
+    def accept(
+        self, pieces: Sequence[Piece], *, first_chunk: bool, now: float, entry: str | None = None
+    ) -> tuple[int, ...] | None:
         """The positions at which the pieces of a frame go on, or None if an earlier chunk has yet to arrive.
 
         All pieces are accepted or none. A piece before the end of its cache cuts the cache back. Raises
-        PositionMismatch for a gap that no chunk on its way can fill, KvFull if there is no room.
+        PositionMismatch for a gap that no chunk on its way can fill, KvFull if there is no room. `entry` is the node at
+        which the sessions begin, if that is another one.
         """
         positions = tuple(self._position(piece) for piece in pieces)
         for piece, position in zip(pieces, positions, strict=True):
@@ -70,6 +76,7 @@ class SessionTable:
         for piece, position in zip(pieces, positions, strict=True):
             session = self._sessions.setdefault(piece.key, _Session(0, now))
             session.length, session.last_used = position + piece.num_tokens, now
+            session.entry = entry or session.entry
         return positions
 
     def length(self, key: SessionKey) -> int:
@@ -79,6 +86,10 @@ class SessionTable:
 
     def keys_of(self, session: str) -> tuple[SessionKey, ...]:
         return tuple(key for key in self._sessions if key.session == session)
+
+    def keys_from(self, entry: str) -> tuple[SessionKey, ...]:
+        """Sessions that begin at that other node."""
+        return tuple(key for key, session in self._sessions.items() if session.entry == entry)
 
     def keys_through(self, model_id: str, layers: LayerRange) -> tuple[SessionKey, ...]:
         """Sessions whose KV cache has some of these layers."""

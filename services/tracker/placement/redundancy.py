@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import log
 
 from meshnet.model import LayerRange
 from services.tracker.placement.accounts import Account
@@ -15,7 +16,7 @@ from services.tracker.placement.types import Draft, Policy
 
 ORDINALS = {1: "second", 2: "third"}
 
-Rank = tuple[float, int, bool, int, int]
+Rank = tuple[float, int, int, bool, int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +77,10 @@ class Strengthener:
         for layers in _windows(taker, opening, counts):
             if len(layers) >= shortest:
                 mean = sum(counts[layers.start : layers.end]) / len(layers)
-                slowest = min(tally.rate[layers.start : layers.end]).bit_length()
-                rank = (min(mean, self._policy.enough_replicas), slowest, layers.start != 0, -len(layers), layers.start)
+                slowest = _step(min(tally.rate[layers.start : layers.end]))
+                typical = _step(sum(tally.rate[layers.start : layers.end]) // len(layers))
+                entry = layers.start != 0
+                rank = (min(mean, self._policy.enough_replicas), slowest, typical, entry, -len(layers), layers.start)
                 if best is None or rank < best.rank:
                     best = Choice(rank, costs, layers)
         return best
@@ -119,6 +122,11 @@ def _most_surplus(book: Book, costs: Costs) -> tuple[Account, list[int]] | None:
         if costs.model_id not in account.stuck
     ]
     return min(offers, key=lambda offer: (offer[0].node.tracker_node, -len(offer[1])), default=None)
+
+
+def _step(rate: int) -> int:
+    """Rates that differ by less than a quarter count as equal."""
+    return int(log(rate + 1, 1.25))
 
 
 def _felt_counts(tally: Tally, account: Account) -> Sequence[int]:

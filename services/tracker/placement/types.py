@@ -32,7 +32,7 @@ class Policy:
     few_pieces: int = 2
     min_piece_divisor: int = 8
     enough_replicas: int = 3
-    swap_below: int = 3
+    swap_below: int = 2
     swap_ratio: float = 2.0
     max_swaps: int = 8
     max_redundant: int = 200

@@ -23,7 +23,17 @@ HEADERS = {
     wire.CHUNK_INDEX: "0",
     wire.CHUNK_TOTAL: "1",
 }
-NAMES = [*HEADERS, wire.ENCODING, wire.VERSION, wire.MODEL, wire.POSITION, wire.LAYERS, wire.ROUTE, wire.RETURN]
+NAMES = [
+    *HEADERS,
+    wire.ENCODING,
+    wire.VERSION,
+    wire.MODEL,
+    wire.POSITION,
+    wire.LAYERS,
+    wire.ROUTE,
+    wire.RETURN,
+    wire.ENTRY,
+]
 
 
 def layer_ranges() -> st.SearchStrategy[LayerRange]:
@@ -54,6 +64,7 @@ def frames(draw: st.DrawFn, min_positions: int = 1) -> FrameHeaders:
         layers=draw(st.none() | layer_ranges()),
         route=tuple(draw(hops)),
         returns=draw(st.none() | st.integers(0, positions)),
+        entry=draw(st.none() | node_ids),
     )
 
 
@@ -159,6 +170,8 @@ def test_the_largest_batch_fits_its_own_limits() -> None:
         (wire.RETURN, "4"),
         (wire.RETURN, "-1"),
         (wire.RETURN, ""),
+        (wire.ENTRY, ""),
+        (wire.ENTRY, "10.0.0.1:80"),
         ("Content-Type", "text/plain"),
         ("Content-Type", "application/x-www-form-urlencoded"),
         ("Content-Type", ""),
@@ -208,6 +221,7 @@ def test_a_header_given_twice_is_refused(name: str) -> None:
         layers=LayerRange(4, 8),
         route=(Hop("node-b", LayerRange(8, 9)),),
         returns=1,
+        entry="node-a",
     )
     headers = CIMultiDict(wire.format_headers(frame))
     headers.add(name, headers[name])

@@ -40,6 +40,14 @@ def test_the_entry_node_with_the_fewest_sessions_is_picked() -> None:
     assert [n.node_id for turn in range(3) if (n := pick_entry(mesh, "m", turn))] == ["b", "b", "b"]
 
 
+def test_frames_that_wait_and_calls_under_way_count_like_sessions() -> None:
+    queued = replace(node("a", shard("m"), num_sessions=1), queue_length=3)
+    mesh = topology(queued, node("b", shard("m"), num_sessions=2))
+    assert {n.node_id for turn in range(2) if (n := pick_entry(mesh, "m", turn))} == {"b"}
+    assert {n.node_id for turn in range(2) if (n := pick_entry(mesh, "m", turn, calls={"b": 3}))} == {"a"}
+    assert {n.node_id for turn in range(2) if (n := pick_entry(mesh, "m", turn, calls={"b": 2}))} == {"a", "b"}
+
+
 def test_equal_entry_nodes_take_turns() -> None:
     mesh = topology(node("a", shard("m")), node("b", shard("m")))
     assert {n.node_id for turn in range(2) if (n := pick_entry(mesh, "m", turn))} == {"a", "b"}

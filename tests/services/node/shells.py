@@ -9,7 +9,7 @@ from __future__ import annotations
 import array
 import contextlib
 import threading
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -98,13 +98,15 @@ class Shell:
 
 
 @contextlib.asynccontextmanager
-async def three_nodes(kv_tokens: int = 2048, **options: Any) -> AsyncIterator[dict[str, Shell]]:
-    """Nodes a, b, c with four layers each. Ends with an integrity check of all."""
+async def three_nodes(
+    kv_tokens: int = 2048, splits: Mapping[str, tuple[int, int]] = SPLITS, **options: Any
+) -> AsyncIterator[dict[str, Shell]]:
+    """Nodes a, b, c with four layers each, or others. Ends with an integrity check of all."""
     snapshot: list[Topology] = [Topology()]
     shells: dict[str, Shell] = {}
     nodes = []
     async with contextlib.AsyncExitStack() as stack:
-        for node_id, layers in SPLITS.items():
+        for node_id, layers in splits.items():
             shell = _shell(node_id, LayerRange(*layers), kv_tokens, snapshot, options)
             stack.push_async_callback(_close, shell)
             address = await shell.server.start("127.0.0.1:0")

@@ -10,7 +10,9 @@ from contextlib import aclosing
 import pytest
 
 from meshnet.errors import InvalidRequest, KvFull, MeshnetError, MissingLayers, NextHopFailed, NextHopTimeout
-from meshnet.wire import Encoding
+from meshnet.model import LayerRange
+from meshnet.wire import Encoding, FrameHeaders
+from services.node.core.members import LostNode
 from services.node.core.work import Sampling
 from services.node.generation import FinishReason, GenerationRequest
 from tests.services.node.shells import NUM_LAYERS, VOCABULARY, Shell, three_nodes
@@ -142,6 +144,43 @@ async def test_a_hop_that_is_gone_or_mute_is_named() -> None:
             await run(nodes["a"], request())
         assert gone.value.node_id == "c"
         await until(lambda: len(nodes["a"].sessions) == len(nodes["b"].sessions) == 0)
+
+
+@pytest.mark.parametrize("lost", ["b", "c"])
+async def test_a_lost_hop_ends_a_generation_long_before_its_deadline(lost: str) -> None:
+    async with three_nodes(hop_timeout=3600.0) as nodes:
+        nodes[lost].executor.gate.clear()
+        running = asyncio.create_task(run(nodes["a"], request()))
+        await until(lambda: len(nodes[lost].sessions) == 1)
+        nodes["a"].forwarding.node_lost(LostNode("stranger", "was lost"))
+        nodes["a"].forwarding.node_lost(LostNode(lost, "was lost"))
+        with pytest.raises(NextHopFailed, match=f"node {lost} was lost") as failed:
+            async with asyncio.timeout(20):
+                await running
+        assert failed.value.node_id == lost
+        nodes[lost].executor.gate.set()
+        await until_idle(nodes)
+
+
+async def test_sessions_are_freed_when_the_node_where_they_begin_is_lost() -> None:
+    async with three_nodes() as nodes:
+        nodes["c"].executor.gate.clear()
+        running = asyncio.create_task(run(nodes["a"], request()))
+        await until(lambda: len(nodes["c"].sessions) == 1)
+        nodes["b"].forwarding.node_lost(LostNode("c", "left the mesh"))
+        with pytest.raises(NextHopFailed, match="node c left the mesh"):
+            await running
+        nodes["c"].executor.gate.set()
+        await until_idle(nodes)
+        session = "00000000-0000-4000-8000-000000000001"
+        frame = FrameHeaders(1, 1, 8, (session,), model="m", layers=LayerRange(4, 8), entry="a")
+        await nodes["b"].forwarding.forward(frame, bytes(16))
+        assert len(nodes["b"].sessions) == 1
+        nodes["b"].forwarding.node_lost(LostNode("c", "was lost"))
+        assert len(nodes["b"].sessions) == 1
+        nodes["b"].forwarding.node_lost(LostNode("a", "was lost"))
+        assert len(nodes["b"].sessions) == 0
+        await until_idle(nodes)
 
 
 async def test_a_step_that_fails_ends_its_generation_and_nothing_else() -> None:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import io
 import json
 from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +22,7 @@ from services.node.core.sessions import SessionTable
 from services.node.core.shards import ShardTable
 from services.node.core.work import ShardSpec
 from services.node.forwarding import Forwarding
-from services.node.http_server import HttpServer
+from services.node.http_server import MAX_ECHO_BYTES, HttpServer
 from services.node.peers import Peers
 from services.node.runner import Runner
 from services.node.stub import StubExecutor
@@ -46,6 +49,9 @@ class StubNode:
     async def delete(self, session: str) -> int:
         async with self._http.delete(f"{self.url}/sessions/{session}") as answer:
             return answer.status
+
+    def open(self, path: str, body: bytes) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
+        return self._http.post(f"{self.url}{path}", data=io.BytesIO(body))
 
     async def health(self) -> int:
         async with self._http.get(f"{self.url}/health") as answer:
@@ -184,6 +190,30 @@ async def test_a_body_that_stalls_is_given_up(node: StubNode) -> None:
     ):
         assert answer.status == 400
         assert "did not arrive" in (await answer.json())["error"]["message"]
+    assert await node.health() == 200
+
+
+async def test_an_echo_takes_a_body_in_and_answers_with_what_is_asked_for(node: StubNode) -> None:
+    for sent, asked in ((0, 0), (MAX_ECHO_BYTES, 0), (5, MAX_ECHO_BYTES)):
+        async with node.open(f"/echo?answer_bytes={asked}", bytes(sent)) as answer:
+            assert (answer.status, await answer.read()) == (200, bytes(asked))
+    assert len(node.forwarding.sessions) == 0
+
+
+async def test_an_echo_is_bounded(node: StubNode) -> None:
+    async def endless() -> AsyncIterator[bytes]:
+        while True:
+            yield bytes(1 << 16)
+
+    async with node.open("/echo", bytes(MAX_ECHO_BYTES + 1)) as answer:
+        assert (answer.status, (await answer.json())["error"]["code"]) == (413, "frame_too_large")
+    async with aiohttp.ClientSession() as http:
+        with contextlib.suppress(aiohttp.ClientConnectionError):
+            async with http.post(f"{node.url}/echo", data=endless()) as answer:
+                assert answer.status == 413
+    for asked in (str(MAX_ECHO_BYTES + 1), "-1", "1e3", "9" * 5000, "0" * 5000, "٣", ""):
+        async with node.open(f"/echo?answer_bytes={asked}", b"") as answer:
+            assert (answer.status, (await answer.json())["error"]["code"]) == (400, "invalid_request")
     assert await node.health() == 200
 
 

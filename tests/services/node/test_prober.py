@@ -99,6 +99,26 @@ async def test_a_full_kv_cache_says_nothing_about_the_route(
         await until_idle(nodes)
 
 
+async def test_every_replica_is_proven_and_generations_are_spread_over_them() -> None:
+    splits = {"a": (0, 4), "b1": (4, 12), "b2": (4, 12), "b3": (4, 12)}
+    async with three_nodes(splits=splits) as nodes, probing(nodes["a"]):
+        replicas = [shell for node_id, shell in nodes.items() if node_id != "a"]
+        await until(lambda: all(shell.executor.steps for shell in replicas))
+        await until_idle(nodes)
+        await until(lambda: is_ready(nodes["a"]))
+        # Nothing of what they have to do is in the topology: the node knows what it has begun itself.
+        for shell in replicas:
+            shell.executor.gate.clear()
+        asked = [request() for _ in range(12)]
+        running = [asyncio.create_task(run(nodes["a"], one)) for one in asked]
+        await until(lambda: sum(len(shell.sessions) for shell in replicas) == 12)
+        assert all(3 <= len(shell.sessions) <= 5 for shell in replicas)
+        for shell in replicas:
+            shell.executor.gate.set()
+        assert await asyncio.gather(*running) == [expected(one) for one in asked]
+        await until_idle(nodes)
+
+
 async def test_a_node_without_layer_0_has_no_route() -> None:
     async with three_nodes() as nodes:
         with pytest.raises(MissingLayers):

@@ -4,9 +4,19 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from meshnet.hop_cost import NO_WISH, Wish
 from meshnet.model import LayerRange
 from meshnet.topology import Hop, RouteProbe, Topology
-from services.node.core.probing import FIRST_RETRY_SECONDS, LONGEST_RETRY_SECONDS, Probe, ProbeTable
+from services.node.core.probing import (
+    FIRST_RETRY_SECONDS,
+    LONGEST_RETRY_SECONDS,
+    MAX_AT_ONCE,
+    MAX_REMEMBERED,
+    MAX_ROUTES,
+    REFRESH_SECONDS,
+    Probe,
+    ProbeTable,
+)
 from tests import models
 
 A = models.node("a", (0, 4))
@@ -25,7 +35,7 @@ def the_only(probes: tuple[Probe, ...]) -> Probe:
 
 def proven(topology: Topology = WHOLE) -> ProbeTable:
     table = ProbeTable("a")
-    table.succeeded(the_only(table.start(topology, 0.0)), 0.5)
+    table.succeeded(the_only(table.start(topology, 0.0)), 0.5, 0.0)
     return table
 
 
@@ -36,10 +46,24 @@ def test_a_complete_route_is_probed_once_and_then_ready() -> None:
     assert table.outcomes() == ()
     assert table.start(WHOLE, 100.0) == ()
     assert table.retry_at() is None
-    table.succeeded(probe, 0.5)
+    table.succeeded(probe, 0.5, 100.0)
     assert table.outcomes() == (READY_B,)
-    assert table.start(WHOLE, 200.0) == ()
-    assert table.retry_at() is None
+    assert table.retry_at() == 100.0 + REFRESH_SECONDS
+    assert table.start(WHOLE, 99.9 + REFRESH_SECONDS) == ()
+
+
+def test_a_ready_route_is_proven_anew_and_stays_in_use_meanwhile() -> None:
+    table = proven()
+    again = the_only(table.start(WHOLE, REFRESH_SECONDS))
+    assert again.route == THROUGH_B
+    assert table.outcomes() == (READY_B,)
+    table.postponed(again, REFRESH_SECONDS)
+    assert table.outcomes() == (READY_B,)
+    again = the_only(table.start(WHOLE, REFRESH_SECONDS + FIRST_RETRY_SECONDS))
+    table.succeeded(again, 0.75, 70.0)
+    assert table.outcomes() == (RouteProbe("m", THROUGH_B, latency_seconds=0.75),)
+    table.failed(the_only(table.start(WHOLE, 70.0 + REFRESH_SECONDS)), "mute", 130.0)
+    assert table.outcomes() == (RouteProbe("m", THROUGH_B, "mute"),)
 
 
 def test_only_an_entry_node_with_a_whole_route_probes() -> None:
@@ -68,7 +92,7 @@ def test_a_failure_is_told_and_tried_again_after_growing_pauses() -> None:
     assert pauses[0] == FIRST_RETRY_SECONDS
     assert pauses == sorted(pauses)
     assert pauses[-1] == LONGEST_RETRY_SECONDS
-    table.succeeded(the_only(table.start(WHOLE, now)), 0.5)
+    table.succeeded(the_only(table.start(WHOLE, now)), 0.5, now)
     assert table.outcomes() == (READY_B,)
 
 
@@ -82,42 +106,69 @@ def test_a_route_without_room_is_neither_ready_nor_failed() -> None:
 
 def test_a_hop_failure_under_a_generation_takes_the_proof_back_and_probes_at_once() -> None:
     table = proven()
-    table.generation_failed("m", THROUGH_B, "b is gone", 7.0)
+    table.generation_failed("m", "b", "b is gone", 7.0)
     assert table.outcomes() == (RouteProbe("m", THROUGH_B, "b is gone"),)
     assert table.retry_at() == 7.0
-    table.succeeded(the_only(table.start(WHOLE, 7.0)), 0.5)
+    table.succeeded(the_only(table.start(WHOLE, 7.0)), 0.5, 7.0)
     assert table.outcomes() == (READY_B,)
 
 
 def test_a_generation_that_fails_on_an_unproven_route_does_not_shorten_the_pause() -> None:
     table = ProbeTable("a")
     table.failed(the_only(table.start(WHOLE, 0.0)), "mute", 0.0)
-    table.generation_failed("m", THROUGH_B, "b is gone", 0.5)
-    table.generation_failed("other", THROUGH_B, "b is gone", 0.5)
+    table.generation_failed("m", "b", "b is gone", 0.5)
+    table.generation_failed("other", "b", "b is gone", 0.5)
     assert table.retry_at() == FIRST_RETRY_SECONDS
 
 
-def test_a_route_that_changed_is_probed_while_the_ready_one_stays_in_use() -> None:
+def test_every_replica_is_proven_and_the_ready_route_is_used_until_then() -> None:
     table = proven()
-    # Now b is the busier one: the cheapest route leads through c.
-    turned = models.topology(A, replace(B, num_sessions=5), C)
-    probe = the_only(table.start(turned, 1.0))
+    both = models.topology(A, B, C)
+    assert table.choose(both, "m", NO_WISH) == THROUGH_B
+    probe = the_only(table.start(both, 1.0))
     assert probe.route == THROUGH_C
-    assert table.outcomes() == (READY_B,)
-    assert table.choose(turned, "m", THROUGH_C) == THROUGH_B
+    # Now b is the busier one, but no token has come through c yet.
+    turned = models.topology(A, replace(B, num_sessions=5), C)
+    assert table.choose(turned, "m", NO_WISH) == THROUGH_B
     table.failed(probe, "mute", 1.0)
     assert table.outcomes() == (READY_B,)
-    table.succeeded(the_only(table.start(turned, 9.0)), 0.25)
-    assert table.outcomes() == (RouteProbe("m", THROUGH_C, latency_seconds=0.25),)
-    assert table.choose(turned, "m", THROUGH_C) == THROUGH_C
-    # And back again: that route has been proven before.
-    assert table.start(models.topology(A, B, C), 10.0) == ()
-    assert table.outcomes() == (READY_B,)
+    assert table.choose(turned, "m", NO_WISH) == THROUGH_B
+    table.succeeded(the_only(table.start(turned, 9.0)), 0.25, 9.0)
+    assert table.choose(turned, "m", NO_WISH) == THROUGH_C
+    # The sessions that this node has begun there and the topology does not show.
+    assert table.choose(turned, "m", Wish(extra_load={"c": 9})) == THROUGH_B
+    assert {table.choose(both, "m", Wish(spread)) for spread in range(20)} == {THROUGH_B, THROUGH_C}
+    assert table.start(turned, 10.0) == ()
+
+
+def test_a_hop_failure_takes_the_proof_of_all_routes_through_that_node_back() -> None:
+    table = ProbeTable("a")
+    d = models.node("d", (8, 12))
+    mesh = models.topology(A, models.node("b", (4, 8)), models.node("c", (4, 8)), d)
+    for probe in table.start(mesh, 0.0):
+        table.succeeded(probe, 0.5, 0.0)
+    assert {probe.route[1].node_id for probe in table.start(mesh, REFRESH_SECONDS)} == {"b", "c"}
+    table.generation_failed("m", "d", "d is gone", 1.0)
+    assert [outcome.failure for outcome in table.outcomes()] == ["d is gone"]
+
+
+def test_few_probes_are_under_way_at_once_and_what_is_not_ready_comes_first() -> None:
+    table = ProbeTable("a")
+    mesh = models.topology(A, *(models.node(f"n{index}", (4, 12)) for index in range(20)))
+    first = table.start(mesh, 0.0)
+    assert len(first) == MAX_AT_ONCE
+    assert table.retry_at() is None
+    assert table.start(mesh, 0.0) == ()
+    for probe in first:
+        table.succeeded(probe, 0.5, 0.0)
+    second = table.start(mesh, REFRESH_SECONDS)
+    assert {probe.route for probe in second}.isdisjoint(probe.route for probe in first)
+    assert len({probe.route for probe in (*first, *second)}) == MAX_ROUTES
 
 
 def test_a_route_is_forgotten_with_its_hop_and_proven_anew() -> None:
     table = proven()
-    assert table.choose(models.topology(A, C), "m", THROUGH_C) == THROUGH_C
+    assert table.choose(models.topology(A, C), "m", NO_WISH) == THROUGH_C
     assert table.start(models.topology(A), 1.0) == ()
     assert table.outcomes() == ()
     assert len(table.start(WHOLE, 2.0)) == 1
@@ -131,19 +182,19 @@ def test_a_probe_from_before_its_route_was_forgotten_counts_no_more() -> None:
     new = the_only(table.start(WHOLE, 2.0))
     table.failed(old, "mute", 3.0)
     assert table.outcomes() == ()
-    table.succeeded(new, 0.5)
+    table.succeeded(new, 0.5, 3.0)
     table.failed(old, "mute", 4.0)
     assert table.outcomes() == (READY_B,)
 
 
 def test_what_is_remembered_is_bounded() -> None:
     table = ProbeTable("a")
-    others = [models.node(f"n{index}", (4, 12), sessions=1) for index in range(400)]
-    everyone = {node.node_id: node for node in (A, *others)}
-    for node in others:
-        idle = {**everyone, node.node_id: replace(node, num_sessions=0)}
-        table.succeeded(the_only(table.start(replace(WHOLE, nodes=idle), 0.0)), 0.5)
-    first = {**everyone, "n0": replace(others[0], num_sessions=0)}
-    last = {**everyone, "n399": others[399], "n398": replace(others[398], num_sessions=0)}
-    assert table.start(replace(WHOLE, nodes=last), 1.0) == ()
-    assert len(table.start(replace(WHOLE, nodes=first), 1.0)) == 1
+    others = [models.node(f"n{index}", (4, 12)) for index in range(100)]
+    for index in range(len(others)):
+        # Each in turn is the one that is not suspect.
+        nodes = [replace(node, alive=number == index) for number, node in enumerate(others)]
+        table.succeeded(the_only(table.start(models.topology(A, *nodes), 0.0)), 0.5, 0.0)
+    back = [replace(node, alive=number == 99 - MAX_REMEMBERED) for number, node in enumerate(others)]
+    assert table.start(models.topology(A, *back), 1.0) == ()
+    back = [replace(node, alive=number == 0) for number, node in enumerate(others)]
+    assert len(table.start(models.topology(A, *back), 1.0)) == 1
