@@ -9,7 +9,7 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
-from meshnet.directive import Directive
+from meshnet.directive import Directive, FailureKind
 from meshnet.errors import InvalidRequest, MeshnetError, TopologyGap, Unregistered
 from meshnet.model import ModelManifest
 from meshnet.topology import Node, Topology
@@ -31,6 +31,7 @@ class Agent:
         self._news = asyncio.Event()
         self._tracker = tracker
         self._describe = describe
+        self._newest_plan_version = 0
         self._manifests = manifests
 
     @property
@@ -67,9 +68,11 @@ class Agent:
 
     async def report(self, directive: Directive) -> None:
         """Brings a directive's state to the tracker. What does not get through is asked for again later."""
+        if directive.failure_kind is not FailureKind.STALE_PLAN:
+            self._newest_plan_version = max(self._newest_plan_version, directive.plan_version)
         for attempt in range(REPORT_ATTEMPTS):
             try:
-                await self._tracker.report(directive, self._describe().shards)
+                await self._tracker.report(directive, self._describe().shards, self._newest_plan_version)
                 if directive.state.is_final:
                     self.announce()
                 return
@@ -91,7 +94,7 @@ class Agent:
         said = False
         while True:
             try:
-                lease = await self._tracker.register(self._describe(), self._manifests)
+                lease = await self._tracker.register(self._describe(), self._manifests, self._newest_plan_version)
             except TrackerUnreachable as error:
                 if not said:
                     log.warning("waiting for the tracker at %s: %s", self._tracker.address, error)
@@ -99,6 +102,8 @@ class Agent:
                 await asyncio.sleep(RETRY_SECONDS)
             else:
                 log.info("registered with the tracker at %s", self._tracker.address)
+                for reason in lease.refused_models.values():
+                    log.warning("the mesh refuses a model: %s", reason)
                 self.registered.set()
                 return lease
 

@@ -22,10 +22,12 @@ CALL_TIMEOUT = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """How long the tracker waits for a sign of life, and how often to give one, in seconds."""
+    """How long the tracker waits for a sign of life, and how often to give one, in seconds. `refused_models`: those of
+    which the node gets no layers, with the reasons."""
 
     lease_seconds: float
     heartbeat_seconds: float
+    refused_models: dict[str, str]
 
 
 class TrackerUnreachable(MeshnetError):
@@ -47,16 +49,18 @@ class TrackerClient:
     async def close(self) -> None:
         await self._channel.close(grace=None)
 
-    async def register(self, node: Node, manifests: list[ModelManifest]) -> Lease:
+    async def register(self, node: Node, manifests: list[ModelManifest], newest_plan_version: int) -> Lease:
         request = tracker_pb2.RegisterRequest(
             node=convert.node_to_proto(node),
             incarnation=self._incarnation,
             manifests=[convert.manifest_to_proto(manifest) for manifest in manifests],
             wire_version=WIRE_VERSION,
+            newest_plan_version=newest_plan_version,
         )
         with self._translated_errors():
             answer = await self._stub.Register(request, timeout=CALL_TIMEOUT)
-        return Lease(answer.lease_seconds, answer.heartbeat_seconds)
+        refused = {model.model_id: model.reason for model in answer.refused_models}
+        return Lease(answer.lease_seconds, answer.heartbeat_seconds, refused)
 
     async def heartbeat(self, node: Node) -> None:
         request = tracker_pb2.HeartbeatRequest(
@@ -76,7 +80,7 @@ class TrackerClient:
         with self._translated_errors():
             await self._stub.Heartbeat(request, timeout=CALL_TIMEOUT)
 
-    async def report(self, directive: Directive, shards: tuple[Shard, ...]) -> None:
+    async def report(self, directive: Directive, shards: tuple[Shard, ...], newest_plan_version: int) -> None:
         request = tracker_pb2.ReportDirectiveRequest(
             node_id=self._node_id,
             incarnation=self._incarnation,
@@ -87,6 +91,7 @@ class TrackerClient:
             failure=directive.failure,
             failure_kind=convert.FAILURE_KIND[directive.failure_kind] if directive.failure_kind else None,
             shards=[convert.shard_to_proto(shard) for shard in shards],
+            newest_plan_version=newest_plan_version,
         )
         with self._translated_errors():
             await self._stub.ReportDirective(request, timeout=CALL_TIMEOUT)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 
-from meshnet.directive import Directive
+from meshnet.directive import Directive, DirectiveKind, DirectiveState, FailureKind
 from meshnet.errors import InvalidRequest, MeshnetError, Unregistered
+from meshnet.model import LayerRange
 from meshnet.topology import Node, Topology
 from services.node.agent import Agent
 from services.node.tracker_client import Lease, TrackerUnreachable
@@ -23,16 +24,21 @@ class ScriptedTracker:
     error: MeshnetError
     address: str = "scripted"
     registrations: int = 0
+    newest_plan_versions: list[int] = field(default_factory=list)
     fail: asyncio.Event = field(default_factory=asyncio.Event)
 
-    async def register(self, node: Node, manifests: object) -> Lease:
+    async def register(self, node: Node, manifests: object, newest_plan_version: int) -> Lease:
         self.registrations += 1
+        self.newest_plan_versions.append(newest_plan_version)
         self.fail.clear()
-        return Lease(10.0, 60.0)
+        return Lease(10.0, 60.0, {"m": "another revision"})
 
     async def heartbeat(self, node: Node) -> None:
         await self.fail.wait()
         raise self.error
+
+    async def report(self, directive: Directive, shards: object, newest_plan_version: int) -> None:
+        self.newest_plan_versions.append(newest_plan_version)
 
     async def directives(self) -> AsyncIterator[Directive]:
         await asyncio.Event().wait()
@@ -90,4 +96,28 @@ async def test_it_registers_again_and_keeps_the_last_topology(
         while tracker.registrations < 2:
             await asyncio.sleep(0.005)
         assert set(linked.topology.nodes) == {"a"}
+    await ended(running)
+
+
+async def test_the_tracker_is_told_of_the_newest_plan_that_was_obeyed() -> None:
+    tracker = ScriptedTracker(TrackerUnreachable("gone"))
+    linked = agent(tracker)
+    order = Directive("d", "a", DirectiveKind.LOAD_SHARD, "m", LayerRange(0, 1), 7, "test")
+    accepted = order.advance(DirectiveState.ACCEPTED)
+    await linked.report(accepted)
+    stale = replace(order, plan_version=9).advance(DirectiveState.FAILED, failure_kind=FailureKind.STALE_PLAN)
+    await linked.report(stale)
+    running = asyncio.create_task(linked.run(ignore))
+    async with asyncio.timeout(5):
+        await linked.registered.wait()
+    assert tracker.newest_plan_versions == [7, 7, 7]
+    await ended(running)
+
+
+async def test_a_refused_model_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    linked = agent(ScriptedTracker(TrackerUnreachable("gone")))
+    running = asyncio.create_task(linked.run(ignore))
+    async with asyncio.timeout(5):
+        await linked.registered.wait()
+    assert "the mesh refuses a model: another revision" in caplog.text
     await ended(running)
