@@ -72,7 +72,7 @@ class EntryPoint:
     async def _run(self, request: GenerationRequest, events: asyncio.Queue[Event]) -> None:
         route = self._prober.route(request.model_id)
         ledger = self._forwarding.sessions.ledger(request.model_id)
-        check_request(request, self._forwarding.shards.manifest(request.model_id), ledger.capacity_tokens)
+        check_request(request, self._prober.deployed(request.model_id), ledger.capacity_tokens)
         sequence = Sequence(request, route, self._forwarding)
         await self._admit(sequence.key, len(request.prompt) + request.max_new_tokens)
         try:

@@ -9,9 +9,9 @@ import time
 import uuid
 from collections.abc import Callable
 
-from meshnet.errors import Busy, HopFailure, MeshnetError
+from meshnet.errors import Busy, HopFailure, MeshnetError, UnknownModel
 from meshnet.routing import find_route
-from meshnet.topology import RouteProbe, Topology
+from meshnet.topology import DeployedModel, RouteProbe, Topology
 from services.node.core.probing import Probe, ProbeTable, Route
 from services.node.forwarding import Forwarding
 from services.node.generation import GenerationRequest, Sequence
@@ -73,6 +73,12 @@ class Prober:
         """
         topology = self._topology()
         return self._table.choose(topology, model_id, find_route(topology, model_id, self._node_id))
+
+    def deployed(self, model_id: str) -> DeployedModel:
+        """The model as the mesh serves it now. Raises UnknownModel."""
+        if model_id not in (models := self._topology().models):
+            raise UnknownModel(f"model {model_id!r} is not deployed")
+        return models[model_id]
 
     def generation_failed(self, model_id: str, route: Route, error: HopFailure) -> None:
         """A hop failed under a generation: its route is not ready until a new probe comes through."""

@@ -19,7 +19,7 @@ from services.tracker.placement import Plan
 from services.tracker.placing import Placing, finished_note, is_failed
 from services.tracker.publisher import Publisher
 from services.tracker.registry import MAX_MODEL_BYTES, Member, Registry, check_measurements, check_probes
-from services.tracker.remembered import Remembered, Save, SaveModel, SaveUndeployed
+from services.tracker.remembered import Remembered, Save, SaveEvicted, SaveModel, SaveUndeployed
 from services.tracker.settling import Settling
 from services.tracker.view import described, described_model, layers_of, published, settled
 
@@ -40,7 +40,7 @@ class Mesh:
         of which `remembered` is the saved state."""
         remembered = remembered or Remembered()
         self.settings = settings
-        self.registry = Registry(settings.lease_seconds, settings.suspect_seconds)
+        self.registry = Registry(settings.lease_seconds, settings.suspect_seconds, remembered.evicted)
         self._placing = Placing(new_id, settings.policy, first_version)
         self._models: dict[str, DeployedModel] = dict(remembered.models)
         self._publisher = Publisher(first_version, self._models, remembered)
@@ -242,7 +242,7 @@ class Mesh:
 
     def evict(self, node_id: str, now: float) -> Effects:
         """Forgets a node, whose process is not taken back. Raises Unregistered for a node not here."""
-        self.registry.evict(node_id)
+        self._saves.append(SaveEvicted(node_id, self.registry.evict(node_id)))
         self._forget(node_id, "the node was evicted")
         self._note(f"node {node_id} evicted: it may come back as a new process", logging.WARNING)
         return self._replan(now)

@@ -103,8 +103,8 @@ def test_a_database_of_another_program_is_refused_and_kept(tmp_path: Path) -> No
 
 
 def test_a_newer_version_is_refused(tmp_path: Path) -> None:
-    path = _edited(tmp_path, "PRAGMA user_version = 2")
-    with pytest.raises(StoreFailed, match="state version 2, this meshnet knows 1"):
+    path = _edited(tmp_path, "PRAGMA user_version = 3")
+    with pytest.raises(StoreFailed, match="state version 3, this meshnet knows 2"):
         SqliteStore(path)
 
 
