@@ -94,10 +94,8 @@ def test_plans() -> None:
 
 
 def test_events_are_lines_and_gaps_are_said() -> None:
-    events = [
-        Event(number, 0.0, level, f"event {number}") for number, level in zip((7, 8, 12), EventLevel, strict=False)
-    ]
-    events.append(Event(12, 0.0, EventLevel.WARNING, "lost"))
+    info, warning = EventLevel.INFO, EventLevel.WARNING
+    events = [Event(7, 0.0, info, "event 7"), Event(8, 0.0, warning, "event 8"), Event(12, 0.0, warning, "lost")]
     lines = [line.plain for line in event_lines(iter(events))]
     assert [line[21:] for line in (lines[0], lines[1], lines[3])] == [
         "info     event 7",
