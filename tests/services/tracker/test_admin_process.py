@@ -23,12 +23,14 @@ from tests.services.tracker.test_drain_process import meshnet
 from tests.services.tracker.test_tracker_process import DEADLINE, fake, follow, grpcurl, start_tracker
 
 ADMIN = "meshnet.v1.Admin"
+# The nodes here send no heartbeats.
+PATIENT = ("--lease", "600", "--suspect", "600")
 
 
 @pytest.fixture
 async def mesh() -> AsyncIterator[tuple[RunningProcess, grpc.aio.Channel]]:
     """Model m on n1, and n2 with room for all of it that loads a second replica."""
-    with start_tracker("--deploy", "m", "--kv-tokens", "16") as tracker:
+    with start_tracker("--deploy", "m", "--kv-tokens", "16", *PATIENT) as tracker:
         async with rpc.channel(tracker.match[1]) as channel, asyncio.timeout(3 * DEADLINE):
             one, other = fake(channel, "n1", 31 * MB), fake(channel, "n2", 31 * MB)
             await one.register()
@@ -97,7 +99,7 @@ async def test_what_is_not_there_is_refused_clearly(mesh: tuple[RunningProcess, 
 
 
 async def test_a_watcher_sees_what_happens_until_the_tracker_stops() -> None:
-    with start_tracker() as tracker:
+    with start_tracker(*PATIENT) as tracker:
         tool = str(Path(sys.executable).with_name("grpcurl"))
         data = json.dumps({"past": 100})
         watching = await asyncio.create_subprocess_exec(
@@ -139,7 +141,7 @@ async def test_the_commands_tell_the_same(mesh: tuple[RunningProcess, grpc.aio.C
 
 
 async def test_a_deployment_has_its_limits_from_the_command_line() -> None:
-    with start_tracker() as tracker:
+    with start_tracker(*PATIENT) as tracker:
         async with rpc.channel(tracker.match[1]) as channel, asyncio.timeout(2 * DEADLINE):
             await fake(channel, "n1", 31 * MB).register()
             plan = await said(tracker, "plan", "--deploy", "m", "--context", "64", "--sessions", "4")
@@ -152,7 +154,7 @@ async def test_a_deployment_has_its_limits_from_the_command_line() -> None:
 
 
 async def test_rebalance_asks_before_it_acts() -> None:
-    with start_tracker() as tracker:
+    with start_tracker(*PATIENT) as tracker:
         async with rpc.channel(tracker.match[1]) as channel, asyncio.timeout(3 * DEADLINE):
             for index, held in enumerate("aaaabb"):
                 one = node(f"n{index}", 10 * MB + 1000, "a", "b", shards=[shard(0, 10, held)])
@@ -171,7 +173,7 @@ async def test_rebalance_asks_before_it_acts() -> None:
 
 async def test_following_ends_with_the_tracker_or_on_ctrl_c() -> None:
     for ends_by_itself in (True, False):
-        with start_tracker() as tracker:
+        with start_tracker(*PATIENT) as tracker:
             async with rpc.channel(tracker.match[1]) as channel, asyncio.timeout(2 * DEADLINE):
                 following = await asyncio.create_subprocess_exec(
                     *(sys.executable, "-m", "meshnet.cli", "events", "--tracker", tracker.match[1]),
