@@ -345,6 +345,7 @@ def directive_to_proto(directive: Directive) -> tracker_pb2.Directive:
         bytes_total=directive.bytes_total,
         failure=directive.failure,
         failure_kind=FAILURE_KIND[directive.failure_kind] if directive.failure_kind else None,
+        issued_unix_seconds=directive.issued_unix_seconds,
     )
 
 
@@ -365,6 +366,7 @@ def directive_from_proto(message: tracker_pb2.Directive) -> Directive:
         bytes_total=message.bytes_total,
         failure=message.failure,
         failure_kind=failure_kind_from_proto(message.failure_kind),
+        issued_unix_seconds=message.issued_unix_seconds if message.HasField("issued_unix_seconds") else None,
     )
 
 

@@ -62,7 +62,10 @@ TRANSITIONS: dict[tuple[DirectiveKind, DirectiveState], frozenset[DirectiveState
 
 @dataclass(frozen=True, slots=True)
 class Directive:
-    """One order to one node. Byte counts are of weights; `kv_tokens` is KV cache room, in tokens."""
+    """One order to one node. Byte counts are of weights; `kv_tokens` is KV cache room, in tokens.
+
+    `issued_unix_seconds` is for people, who are told it by the tracker; None: not known.
+    """
 
     directive_id: str
     node_id: str
@@ -79,6 +82,7 @@ class Directive:
     bytes_total: int = 0
     failure: str = ""
     failure_kind: FailureKind | None = None
+    issued_unix_seconds: float | None = None
 
     def advance(
         self,

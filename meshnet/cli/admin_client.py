@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import grpc
 import typer
 
-from meshnet import convert, rpc
+from meshnet import convert, convert_admin, rpc
+from meshnet.admin import DeployWish, Event, NodeDescription, PlanPreview
+from meshnet.directive import Directive
+from meshnet.errors import MeshnetError
 from meshnet.topology import NOT_PROBED, DeployedModel, RouteProbe, Topology
 from meshnet.v1 import admin_pb2, admin_pb2_grpc, tracker_pb2, tracker_pb2_grpc
 
@@ -50,10 +53,9 @@ class AdminClient:
             for route in answer.routes
         ]
 
-    def deploy(self, model_id: str, kv_tokens: int, priority: int) -> tuple[DeployedModel, str]:
+    def deploy(self, wish: DeployWish) -> tuple[DeployedModel, str]:
         """The model as deployed, and what could not be placed."""
-        request = admin_pb2.DeployModelRequest(model_id=model_id, kv_tokens=kv_tokens, priority=priority)
-        answer = self._admin.DeployModel(request, timeout=CALL_TIMEOUT)
+        answer = self._admin.DeployModel(convert_admin.wish_to_proto(wish), timeout=CALL_TIMEOUT)
         return convert.model_from_proto(answer.model), answer.shortfall
 
     def undeploy(self, model_id: str) -> None:
@@ -67,6 +69,37 @@ class AdminClient:
     def evict(self, node_id: str) -> None:
         self._admin.EvictNode(admin_pb2.EvictNodeRequest(node_id=node_id), timeout=CALL_TIMEOUT)
 
+    def describe(self, node_id: str) -> NodeDescription:
+        answer = self._admin.DescribeNode(admin_pb2.DescribeNodeRequest(node_id=node_id), timeout=CALL_TIMEOUT)
+        return convert_admin.description_from_proto(answer)
+
+    def directives(self, node_id: str) -> list[Directive]:
+        """Of one node, or of all if the id is empty; oldest first."""
+        answer = self._admin.ListDirectives(admin_pb2.ListDirectivesRequest(node_id=node_id), timeout=CALL_TIMEOUT)
+        return [convert.directive_from_proto(directive) for directive in answer.directives]
+
+    def plan(
+        self, without: Sequence[str] = (), deploy: DeployWish | None = None, *, rebalance: bool = False
+    ) -> PlanPreview:
+        """What would be ordered. Changes nothing."""
+        request = admin_pb2.GetPlanRequest(
+            without_node_ids=without,
+            deploy=convert_admin.wish_to_proto(deploy) if deploy else None,
+            rebalance=rebalance,
+        )
+        return convert_admin.preview_from_proto(self._admin.GetPlan(request, timeout=CALL_TIMEOUT))
+
+    def rebalance(self) -> list[Directive]:
+        answer = self._admin.Rebalance(admin_pb2.RebalanceRequest(), timeout=CALL_TIMEOUT)
+        return [convert.directive_from_proto(directive) for directive in answer.directives]
+
+    def events(self, past: int, *, past_only: bool) -> Iterator[Event]:
+        """The newest `past` events, then new ones as they happen, until the tracker stops."""
+        request = admin_pb2.WatchEventsRequest(past=past, past_only=past_only)
+        timeout = CALL_TIMEOUT if past_only else None
+        for event in self._admin.WatchEvents(request, timeout=timeout):
+            yield convert_admin.event_from_proto(event)
+
 
 @contextmanager
 def admin_client(address: str) -> Iterator[AdminClient]:
@@ -79,6 +112,13 @@ def admin_client(address: str) -> Iterator[AdminClient]:
             typer.echo(f"no tracker answers at {address}: is it running, and is --tracker right?", err=True)
         else:
             typer.echo(f"the tracker at {address} says: {error.details()}", err=True)
+        raise typer.Exit(1) from None
+    except MeshnetError as error:
+        typer.echo(f"the tracker at {address} says what this meshnet does not understand: {error}", err=True)
+        raise typer.Exit(1) from None
+    except ValueError as error:
+        # A number that no field of a message has room for.
+        typer.echo(f"the tracker cannot be asked this: {error}", err=True)
         raise typer.Exit(1) from None
     finally:
         client.close()

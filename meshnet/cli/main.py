@@ -12,12 +12,25 @@ from rich.console import Console
 
 from meshnet import __version__
 from meshnet.addresses import join_address
+from meshnet.admin import DeployWish
 from meshnet.cli.admin_client import admin_client
 from meshnet.cli.arguments import model_ids, one_each, quantization_names
 from meshnet.cli.chat import Answering, ChatFailed, first_model, run_chat
 from meshnet.cli.coverage_picture import coverage_picture
+from meshnet.cli.describe import describe
+from meshnet.cli.directives import directives
+from meshnet.cli.events import events
 from meshnet.cli.launch import MeshPlan, NodePlan
 from meshnet.cli.node_tables import measures_table, nodes_table
+from meshnet.cli.options import (
+    ContextOption,
+    KvTokensOption,
+    PriorityOption,
+    ReplicasOption,
+    SessionsOption,
+    TrackerOption,
+)
+from meshnet.cli.plans import plan, rebalance
 from meshnet.cli.run import run_mesh
 from meshnet.cli.status_json import status_json
 from meshnet.model import Quantization
@@ -29,16 +42,11 @@ app = typer.Typer(
 )
 console = Console(stderr=False, highlight=False)
 
-TrackerOption = Annotated[str, typer.Option("--tracker", help="Tracker, HOST:PORT.", envvar="MESHNET_TRACKER")]
 ModelOption = Annotated[
     list[str] | None,
     typer.Option(help="Weight files: ID=PATH or PATH of a Hugging Face directory or a GGUF file. Repeatable."),
 ]
 ModelsOption = Annotated[Path | None, typer.Option(help="Folder whose entries are models.", envvar="MESHNET_MODELS")]
-KvTokensOption = Annotated[
-    int | None,
-    typer.Option(help="Tokens that each shard's KV cache has room for. Default: the model's context length.", min=1),
-]
 ThreadsOption = Annotated[int | None, typer.Option(help="CPU threads for each node's layers.", min=1)]
 AskOption = Annotated[str | None, typer.Option(help="A question to put to the model once it is served.")]
 
@@ -227,11 +235,15 @@ def deploy(
     model_id: Annotated[str, typer.Argument(help="A model that at least one node has the files of.")],
     tracker: TrackerOption = "127.0.0.1:7700",
     kv_tokens: KvTokensOption = None,
-    priority: Annotated[int, typer.Option(help="Placed in falling order when memory is short.")] = 0,
+    priority: PriorityOption = 0,
+    context: ContextOption = None,
+    sessions: SessionsOption = None,
+    replicas: ReplicasOption = None,
 ) -> None:
     """Ask the mesh to serve a model."""
+    wish = DeployWish(model_id, kv_tokens or 0, priority, context or 0, sessions or 0, replicas or 0)
     with admin_client(tracker) as client:
-        model, shortfall = client.deploy(model_id, kv_tokens or 0, priority)
+        model, shortfall = client.deploy(wish)
     console.print(
         f"{model.model_id} is deployed: {model.manifest.num_layers} layers. `meshnet status` shows how it loads."
     )
@@ -274,6 +286,10 @@ def evict(
     with admin_client(tracker) as client:
         client.evict(node_id)
     console.print(f"{node_id} is evicted.")
+
+
+for command in (describe, directives, plan, rebalance, events):
+    app.command()(command)
 
 
 @app.command()

@@ -241,10 +241,12 @@ class RebalanceResponse(_message.Message):
     def __init__(self, directives: _Optional[_Iterable[_Union[_tracker_pb2.Directive, _Mapping]]] = ...) -> None: ...
 
 class WatchEventsRequest(_message.Message):
-    __slots__ = ("past",)
+    __slots__ = ("past", "past_only")
     PAST_FIELD_NUMBER: _ClassVar[int]
+    PAST_ONLY_FIELD_NUMBER: _ClassVar[int]
     past: int
-    def __init__(self, past: _Optional[int] = ...) -> None: ...
+    past_only: bool
+    def __init__(self, past: _Optional[int] = ..., past_only: _Optional[bool] = ...) -> None: ...
 
 class Event(_message.Message):
     __slots__ = ("number", "unix_seconds", "level", "text")

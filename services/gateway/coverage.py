@@ -55,7 +55,7 @@ def _model_coverage(topology: Topology, model_id: str) -> dict[str, Any]:
             {**_layers(span.layers), "ready": list(span.ready), "loading": list(span.loading)}
             for span in coverage.spans
         ],
-        "context_length": model.manifest.context_length,
+        "context_length": model.context_length,
         "kv_tokens": model.kv_tokens,
         "priority": model.priority,
         "revision": model.manifest.revision,

@@ -21,7 +21,7 @@ def blueprint(service: Service, created: int) -> Blueprint:
             "object": "model",
             "created": created,
             "owned_by": "meshnet",
-            "context_length": model.manifest.context_length,
+            "context_length": model.context_length,
             "complete": service.topology.coverage(model.model_id).complete,
         }
 

@@ -63,7 +63,7 @@ class Service:
             len(prompt),
             request.max_tokens,
             COMPLETION_DEFAULT_TOKENS,
-            model.manifest.context_length,
+            model.context_length,
             model.kv_tokens,
             "prompt",
         )
@@ -82,7 +82,7 @@ class Service:
         except InvalidRequest as error:
             raise invalid(f"Invalid 'messages': {error}", "messages", "chat_template_error") from error
         budget = max_new_tokens(
-            len(prompt), request.tokens_asked, None, model.manifest.context_length, model.kv_tokens, "messages"
+            len(prompt), request.tokens_asked, None, model.context_length, model.kv_tokens, "messages"
         )
         return self._prepared(request, tokenizer, prompt, budget, tokenizer.chat_stop_token_ids)
 
@@ -140,7 +140,7 @@ class Service:
 
 def _check_length(text: str, tokenizer: ModelTokenizer, model: DeployedModel, wanted: int, param: str) -> None:
     """Refuses, untokenized, a text that is too long even if it were all the longest tokens."""
-    context_length = model.manifest.context_length
+    context_length = model.context_length
     fewest = math.ceil(len(text) / tokenizer.max_token_chars)
     if fewest > context_length:
         raise too_long(context_length, f"at least {fewest}", wanted, param)

@@ -78,7 +78,7 @@ class EntryPoint:
         spread = zlib.crc32(request.request_id.encode())
         route = self._prober.route(request.model_id, Wish(spread, self._in_flight.unseen(time.monotonic()), num_tokens))
         ledger = self._forwarding.sessions.ledger(request.model_id)
-        check_request(request, self._forwarding.shards.manifest(request.model_id), ledger.capacity_tokens)
+        check_request(request, self._prober.deployed(request.model_id), ledger.capacity_tokens)
         sequence = Sequence(request, route, self._forwarding)
         self._in_flight.begin(request.request_id, route, time.monotonic())
         try:

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from meshnet.errors import InvalidRequest
-from meshnet.model import ModelManifest
-from meshnet.topology import Hop
+from meshnet.topology import DeployedModel, Hop
 from meshnet.wire import FrameHeaders
 from services.node.core.sessions import Piece
 from services.node.core.work import Buffer, PromptWork, SampleWork, Sampling, Segment, SessionKey
@@ -52,7 +51,7 @@ class Emitted:
     finish_reason: FinishReason | None
 
 
-def check_request(request: GenerationRequest, manifest: ModelManifest, kv_capacity: int) -> None:
+def check_request(request: GenerationRequest, model: DeployedModel, kv_capacity: int) -> None:
     """Raises InvalidRequest, with what is right, for anything that could not be generated.
 
     `kv_capacity` is the room of an empty KV cache here, in tokens.
@@ -62,13 +61,13 @@ def check_request(request: GenerationRequest, manifest: ModelManifest, kv_capaci
         raise InvalidRequest("the prompt is empty: it needs at least one token")
     if request.max_new_tokens < 1:
         raise InvalidRequest("max_new_tokens must be at least 1")
-    limit = min(manifest.context_length, kv_capacity)
+    limit = min(model.context_length, kv_capacity)
     if total > limit:
         raise InvalidRequest(
             f"{prompt_tokens} prompt tokens and {request.max_new_tokens} new ones are {total}, the limit is {limit}"
         )
-    if (largest := max(request.prompt)) >= manifest.vocab_size:
-        raise InvalidRequest(f"token id {largest} is not in the vocabulary of {manifest.vocab_size} tokens")
+    if (largest := max(request.prompt)) >= model.manifest.vocab_size:
+        raise InvalidRequest(f"token id {largest} is not in the vocabulary of {model.manifest.vocab_size} tokens")
     sampling = request.sampling
     if not sampling.temperature >= 0 or sampling.temperature == float("inf"):
         raise InvalidRequest(f"temperature {sampling.temperature} must be a number of at least 0")

@@ -9,10 +9,10 @@ import time
 import uuid
 from collections.abc import Callable
 
-from meshnet.errors import Busy, HopFailure, MeshnetError
+from meshnet.errors import Busy, HopFailure, MeshnetError, UnknownModel
 from meshnet.hop_cost import NO_WISH, Wish
 from meshnet.routing import Route
-from meshnet.topology import RouteProbe, Topology
+from meshnet.topology import DeployedModel, RouteProbe, Topology
 from services.node.core.probing import Probe, ProbeTable
 from services.node.forwarding import Forwarding
 from services.node.generation import GenerationRequest, Sequence
@@ -76,6 +76,12 @@ class Prober:
         """The route for a generation: the cheapest that is ready; any, if none is. Raises UnknownModel or
         MissingLayers."""
         return self._table.choose(self._topology(), model_id, wish)
+
+    def deployed(self, model_id: str) -> DeployedModel:
+        """The model as the mesh serves it now. Raises UnknownModel."""
+        if model_id not in (models := self._topology().models):
+            raise UnknownModel(f"model {model_id!r} is not deployed")
+        return models[model_id]
 
     def generation_failed(self, model_id: str, error: HopFailure) -> None:
         """A hop failed under a generation: no route through it is ready until a new probe comes through."""

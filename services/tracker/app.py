@@ -11,8 +11,9 @@ import grpc
 from meshnet import rpc
 from meshnet.addresses import join_address
 from meshnet.v1 import admin_pb2_grpc, tracker_pb2_grpc
+from services.tracker.admin_servicer import AdminServicer
 from services.tracker.config import Config
-from services.tracker.servicer import AdminServicer, TrackerServicer
+from services.tracker.servicer import TrackerServicer
 from services.tracker.store import open_store
 from services.tracker.tracker import Tracker
 

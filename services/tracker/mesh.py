@@ -19,7 +19,7 @@ from services.tracker.placement import Plan
 from services.tracker.placing import Placing, finished_note, is_failed
 from services.tracker.publisher import Publisher
 from services.tracker.registry import MAX_MODEL_BYTES, Member, Registry, check_measurements, check_probes
-from services.tracker.remembered import Remembered, Save, SaveModel, SaveUndeployed
+from services.tracker.remembered import Remembered, Save, SaveEvicted, SaveModel, SaveUndeployed
 from services.tracker.settling import Settling
 from services.tracker.view import described, described_model, layers_of, published, settled
 
@@ -40,7 +40,7 @@ class Mesh:
         of which `remembered` is the saved state."""
         remembered = remembered or Remembered()
         self.settings = settings
-        self.registry = Registry(settings.lease_seconds, settings.suspect_seconds)
+        self.registry = Registry(settings.lease_seconds, settings.suspect_seconds, remembered.evicted)
         self._placing = Placing(new_id, settings.policy, first_version)
         self._models: dict[str, DeployedModel] = dict(remembered.models)
         self._publisher = Publisher(first_version, self._models, remembered)
@@ -242,7 +242,7 @@ class Mesh:
 
     def evict(self, node_id: str, now: float) -> Effects:
         """Forgets a node, whose process is not taken back. Raises Unregistered for a node not here."""
-        self.registry.evict(node_id)
+        self._saves.append(SaveEvicted(node_id, self.registry.evict(node_id)))
         self._forget(node_id, "the node was evicted")
         self._note(f"node {node_id} evicted: it may come back as a new process", logging.WARNING)
         return self._replan(now)
@@ -315,13 +315,23 @@ class Mesh:
     def preview(
         self, without: Collection[str] = (), deploy: DeployedModel | None = None, *, rebalance: bool = False
     ) -> Plan:
-        """The plan that would be made if some nodes were gone or a model was deployed. Changes nothing."""
+        """The plan that would be made if some nodes were gone or a model was deployed. Changes nothing.
+
+        Raises InvalidRequest for what `deploy` would refuse.
+        """
+        if deploy is not None:
+            self._check_room(deploy)
         self._sync()
         models = self._models | ({deploy.model_id: deploy} if deploy else {})
         return self._placing.preview(without, models.values(), rebalance=rebalance)
 
     def rebalance(self, now: float) -> Effects:
-        """Moves redundant replicas from where there are many to where there are few, also where the gain is small."""
+        """Moves redundant replicas from where there are many to where there are few, also where the gain is small.
+
+        Raises InvalidRequest in the pause after a restart.
+        """
+        if self._settling.pauses(now):
+            raise InvalidRequest("the tracker has just started and waits for its nodes to come back: try again soon")
         self._sync()
         return self._with_directives(self._placing.rebalance(self._models, now), now)
 
@@ -335,18 +345,23 @@ class Mesh:
 
     def _deploy(self, model: DeployedModel) -> None:
         model_id = model.model_id
+        self._check_room(model)
         old = self._models.get(model_id)
-        if old is not None and old.kv_tokens != model.kv_tokens and self._is_held(model_id):
-            raise InvalidRequest(
-                f"model {model_id} is loaded with KV cache room for {old.kv_tokens} tokens, not {model.kv_tokens}: "
-                "undeploy it first, or deploy it with the same number"
-            )
         self._models[model_id] = model
         self._to_deploy.discard(model_id)
         self.registry.pin(model.manifest)
         if model != old:
             self._saves.append(SaveModel(model))
             self._note(f"model {described_model(model)}")
+
+    def _check_room(self, model: DeployedModel) -> None:
+        """Loaded shards keep the KV cache that they were loaded with."""
+        old = self._models.get(model.model_id)
+        if old is not None and old.kv_tokens != model.kv_tokens and self._is_held(model.model_id):
+            raise InvalidRequest(
+                f"model {model.model_id} is loaded with KV cache room for {old.kv_tokens} tokens, not "
+                f"{model.kv_tokens}: undeploy it first, or deploy it with the same number"
+            )
 
     def _heard(self, member: Member, now: float) -> bool:
         was_suspect = self.registry.renew(member, now)
@@ -366,7 +381,8 @@ class Mesh:
     def _replan(self, now: float) -> Effects:
         if self._settling.pauses(now):
             return self._publish(now)
-        self._settling.placed()
+        if self._settling.placed():
+            self._note("the nodes had time to come back: placing begins")
         self._sync()
         return self._with_directives(self._placing.replan(self._models, now), now)
 

@@ -88,7 +88,7 @@ class Placing:
         """Bytes that a node's shards take or will take, that it may still be given, and that a failed load has taught
         it to hold at most."""
         account = self._planner.account(node_id)
-        return account.used, max(0, account.free), self._beliefs.of(node_id).refused
+        return account.shard_bytes, max(0, account.free), self._beliefs.of(node_id).refused
 
     def failed(self, directive: Directive) -> None:
         """A node could not do it: what does that say of the node?"""

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 
 from meshnet.addresses import WILDCARD_HOSTS, split_address
 from meshnet.errors import InvalidRequest, Unregistered
 from meshnet.model import ModelManifest, Quantization
 from meshnet.topology import Link, Node, RouteProbe, Shard, Speed, check_node_id
 from services.tracker.offers import Offers
+from services.tracker.remembered import MAX_EVICTED
 
 # Sums of such sizes stay far inside the unsigned 64 bits of the wire.
 MAX_LAYERS = 4096
 MAX_MODEL_BYTES = 2**50
 MAX_SHARDS = 4096
 MAX_FAILURE_CHARS = 2000
-MAX_EVICTED = 1000
 MAX_MEASUREMENTS = 1000
 
 
@@ -46,15 +47,19 @@ class Registered:
 class Registry:
     """A node is suspect after `suspect_seconds` of silence, and lost after `lease_seconds`.
 
+    `evicted`: incarnations to refuse, by node id, the oldest first.
+
     `changed`: nodes of which anything has changed, or that came or went, since somebody last cleared it.
     """
 
-    def __init__(self, lease_seconds: float, suspect_seconds: float) -> None:
+    def __init__(
+        self, lease_seconds: float, suspect_seconds: float, evicted: Mapping[str, str] = MappingProxyType({})
+    ) -> None:
         self.lease_seconds = lease_seconds
         self.suspect_seconds = suspect_seconds
         self._members: dict[str, Member] = {}
         self._offers = Offers()
-        self._evicted: dict[str, str] = {}
+        self._evicted = dict(evicted)
         self.draining: set[str] = set()
         self.changed: set[str] = set()
 
@@ -136,13 +141,15 @@ class Registry:
         self.member(node_id, incarnation)
         self._remove(node_id)
 
-    def evict(self, node_id: str) -> None:
-        """Forgets the node, and refuses its process from now on. Raises Unregistered."""
+    def evict(self, node_id: str) -> str:
+        """Forgets the node, and refuses its incarnation, which it returns, from now on. Raises Unregistered."""
+        incarnation = self._here(node_id).incarnation
         self._evicted.pop(node_id, None)
-        self._evicted[node_id] = self._here(node_id).incarnation
+        self._evicted[node_id] = incarnation
         if len(self._evicted) > MAX_EVICTED:
             del self._evicted[next(iter(self._evicted))]
         self._remove(node_id)
+        return incarnation
 
     def set_draining(self, node_id: str, draining: bool) -> None:
         """Raises Unregistered."""

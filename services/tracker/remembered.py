@@ -19,16 +19,19 @@ class Assignment:
 
 Assignments = tuple[Assignment, ...]
 
+MAX_EVICTED = 1000
+
 
 @dataclass(frozen=True, slots=True)
 class Remembered:
-    """The state of an earlier run: deployed models by id, models that were undeployed, assignments by node id, and
-    nodes that were being drained."""
+    """The state of an earlier run: deployed models by id, models that were undeployed, assignments by node id, nodes
+    that were being drained, and incarnations that were evicted, by node id and the oldest first."""
 
     models: Mapping[str, DeployedModel] = field(default_factory=dict)
     undeployed: frozenset[str] = frozenset()
     nodes: Mapping[str, Assignments] = field(default_factory=dict)
     draining: frozenset[str] = frozenset()
+    evicted: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +58,15 @@ class ForgetNode:
     node_id: str
 
 
-Save = SaveModel | SaveUndeployed | SaveNode | ForgetNode
+@dataclass(frozen=True, slots=True)
+class SaveEvicted:
+    """Replaces what was saved of the node's eviction; only the newest `MAX_EVICTED` are kept."""
+
+    node_id: str
+    incarnation: str
+
+
+Save = SaveModel | SaveUndeployed | SaveNode | ForgetNode | SaveEvicted
 
 
 def subject(save: Save) -> tuple[str, str]:
@@ -67,6 +78,8 @@ def subject(save: Save) -> tuple[str, str]:
             return "model", model_id
         case SaveNode(node_id) | ForgetNode(node_id):
             return "node", node_id
+        case SaveEvicted(node_id):
+            return "evicted", node_id
 
 
 class NodeLog:

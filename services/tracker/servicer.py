@@ -1,4 +1,4 @@
-"""The gRPC services of the tracker. They only translate between messages and the mesh."""
+"""The gRPC service of the tracker for nodes and gateways. It only translates between messages and the mesh."""
 
 from __future__ import annotations
 
@@ -7,11 +7,9 @@ from typing import Any
 
 from meshnet import convert
 from meshnet.directive import Directive
-from meshnet.errors import InvalidRequest, MissingLayers, WireVersionMismatch
-from meshnet.routing import find_route
+from meshnet.errors import InvalidRequest, WireVersionMismatch
 from meshnet.rpc import translates_errors, translates_stream_errors
-from meshnet.topology import NOT_PROBED, RouteProbe
-from meshnet.v1 import admin_pb2, admin_pb2_grpc, common_pb2, tracker_pb2, tracker_pb2_grpc
+from meshnet.v1 import common_pb2, tracker_pb2, tracker_pb2_grpc
 from meshnet.wire import WIRE_VERSION
 from services.tracker.tracker import Tracker
 from services.tracker.watch import watch_directives, watch_topology
@@ -132,132 +130,3 @@ class TrackerServicer(tracker_pb2_grpc.TrackerServicer):
         if request.answer_bytes > MAX_PING_BYTES:
             raise InvalidRequest(f"a ping of {request.answer_bytes} bytes is over the limit of {MAX_PING_BYTES}")
         return tracker_pb2.PingResponse(payload=bytes(request.answer_bytes))
-
-
-class AdminServicer(admin_pb2_grpc.AdminServicer):
-    """For people."""
-
-    def __init__(self, tracker: Tracker) -> None:
-        self._tracker = tracker
-        self._mesh = tracker.mesh
-
-    @translates_errors
-    async def ListNodes(  # noqa: N802
-        self, request: admin_pb2.ListNodesRequest, context: Context
-    ) -> admin_pb2.ListNodesResponse:
-        nodes = self._mesh.topology.nodes
-        return admin_pb2.ListNodesResponse(nodes=[convert.node_to_proto(nodes[node_id]) for node_id in sorted(nodes)])
-
-    @translates_errors
-    async def ListModels(  # noqa: N802
-        self, request: admin_pb2.ListModelsRequest, context: Context
-    ) -> admin_pb2.ListModelsResponse:
-        known = sorted(self._mesh.registry.manifests.items())
-        return admin_pb2.ListModelsResponse(
-            models=[
-                admin_pb2.KnownModel(
-                    manifest=convert.manifest_to_proto(manifest),
-                    deployed=model_id in self._mesh.topology.models,
-                    node_ids=self._mesh.registry.holders(model_id),
-                )
-                for model_id, manifest in known
-            ]
-        )
-
-    @translates_errors
-    async def GetCoverage(  # noqa: N802
-        self, request: admin_pb2.GetCoverageRequest, context: Context
-    ) -> admin_pb2.GetCoverageResponse:
-        return admin_pb2.GetCoverageResponse(
-            models=[
-                convert.coverage_to_proto(self._mesh.topology.coverage(model_id), self._mesh.plan.shortfall(model_id))
-                for model_id in self._asked(request.model_id)
-            ]
-        )
-
-    @translates_errors
-    async def ListRoutes(  # noqa: N802
-        self, request: admin_pb2.ListRoutesRequest, context: Context
-    ) -> admin_pb2.ListRoutesResponse:
-        routes = [
-            convert.route_to_proto(route)
-            for model_id in self._asked(request.model_id)
-            for route in self._routes(model_id)
-        ]
-        return admin_pb2.ListRoutesResponse(routes=routes)
-
-    @translates_errors
-    async def DeployModel(  # noqa: N802
-        self, request: admin_pb2.DeployModelRequest, context: Context
-    ) -> admin_pb2.DeployModelResponse:
-        model_id = request.model_id
-        effects = self._mesh.deploy(
-            model_id,
-            request.kv_tokens,
-            request.priority,
-            self._tracker.now(),
-            max_context=request.context_length,
-            sessions=request.sessions,
-            replicas=request.replicas,
-        )
-        self._tracker.apply(effects)
-        await self._tracker.saver.flush()
-        return admin_pb2.DeployModelResponse(
-            model=convert.model_to_proto(self._mesh.deployed(model_id)),
-            directives=[convert.directive_to_proto(d) for d in effects.directives if d.model_id == model_id],
-            shortfall=self._mesh.plan.shortfall(model_id),
-        )
-
-    @translates_errors
-    async def UndeployModel(  # noqa: N802
-        self, request: admin_pb2.UndeployModelRequest, context: Context
-    ) -> admin_pb2.UndeployModelResponse:
-        self._tracker.apply(self._mesh.undeploy(request.model_id, self._tracker.now()))
-        await self._tracker.saver.flush()
-        return admin_pb2.UndeployModelResponse()
-
-    @translates_errors
-    async def ListDirectives(  # noqa: N802
-        self, request: admin_pb2.ListDirectivesRequest, context: Context
-    ) -> admin_pb2.ListDirectivesResponse:
-        directives = self._mesh.ledger.all(request.node_id or None)
-        return admin_pb2.ListDirectivesResponse(directives=[convert.directive_to_proto(d) for d in directives])
-
-    @translates_errors
-    async def DrainNode(  # noqa: N802
-        self, request: admin_pb2.DrainNodeRequest, context: Context
-    ) -> admin_pb2.DrainNodeResponse:
-        effects = self._mesh.drain(request.node_id, self._tracker.now(), cancel=request.cancel)
-        self._tracker.apply(effects)
-        answer = admin_pb2.DrainNodeResponse(
-            node=convert.node_to_proto(self._mesh.topology.nodes[request.node_id]),
-            directives=[convert.directive_to_proto(directive) for directive in effects.directives],
-            shortfalls=[shortfall.text for shortfall in self._mesh.plan.shortfalls],
-        )
-        await self._tracker.saver.flush()
-        return answer
-
-    @translates_errors
-    async def EvictNode(  # noqa: N802
-        self, request: admin_pb2.EvictNodeRequest, context: Context
-    ) -> admin_pb2.EvictNodeResponse:
-        effects = self._mesh.evict(request.node_id, self._tracker.now())
-        self._tracker.apply(effects)
-        await self._tracker.saver.flush()
-        return admin_pb2.EvictNodeResponse(directives=[convert.directive_to_proto(d) for d in effects.directives])
-
-    def _asked(self, model_id: str) -> list[str]:
-        """The one model, or all deployed ones. Raises UnknownModel."""
-        return [self._mesh.deployed(model_id).model_id] if model_id else sorted(self._mesh.topology.models)
-
-    def _routes(self, model_id: str) -> list[RouteProbe]:
-        topology = self._mesh.topology
-        known = {probe.hops[0].node_id: probe for probe in topology.probes(model_id)}
-        routes = []
-        for entry in topology.entry_nodes(model_id):
-            try:
-                hops = find_route(topology, model_id, entry.node_id)
-                routes.append(known.get(entry.node_id) or RouteProbe(model_id, hops, NOT_PROBED))
-            except MissingLayers:
-                continue  # Only complete routes are listed; GetCoverage says what is missing.
-        return routes

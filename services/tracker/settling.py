@@ -37,6 +37,7 @@ class Settling:
     def pauses(self, now: float) -> bool:
         return self._until is not None and now < self._until
 
-    def placed(self) -> None:
-        """A plan has been made after the pause."""
-        self._until = None
+    def placed(self) -> bool:
+        """A plan is made. Returns whether it is the first after a pause."""
+        was_due, self._until = self._until is not None, None
+        return was_due

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
@@ -16,11 +16,13 @@ from meshnet.model import LayerRange
 from meshnet.topology import DeployedModel
 from meshnet.v1 import common_pb2
 from services.tracker.remembered import (
+    MAX_EVICTED,
     Assignment,
     Assignments,
     ForgetNode,
     Remembered,
     Save,
+    SaveEvicted,
     SaveModel,
     SaveNode,
     SaveUndeployed,
@@ -28,7 +30,14 @@ from services.tracker.remembered import (
 
 # "mesh", as SQLite's application id: by it a file of another program is told apart.
 APPLICATION_ID = 0x6D657368
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+EVICTED = """
+CREATE TABLE evicted (
+    number INTEGER PRIMARY KEY,  -- grows: the oldest are forgotten
+    node_id TEXT NOT NULL UNIQUE,
+    incarnation TEXT NOT NULL
+) STRICT;
+"""
 SCHEMA = f"""
 BEGIN;
 CREATE TABLE model (
@@ -43,10 +52,13 @@ CREATE TABLE assignment (
     end_layer INTEGER NOT NULL,
     PRIMARY KEY (node_id, model_id, start_layer)
 ) STRICT;
+{EVICTED}
 PRAGMA application_id = {APPLICATION_ID};
 PRAGMA user_version = {SCHEMA_VERSION};
 COMMIT;
 """
+# By the version before: what makes the next one of it.
+MIGRATIONS = {1: EVICTED}
 LOCK_SECONDS = 1.0
 
 
@@ -75,11 +87,12 @@ class MemoryStore:
     def __init__(self) -> None:
         self._models: dict[str, DeployedModel | None] = {}
         self._nodes: dict[str, SaveNode] = {}
+        self._evicted: dict[str, str] = {}
 
     def load(self) -> Remembered:
         assignments = {node_id: node.assignments for node_id, node in self._nodes.items()}
         draining = (node_id for node_id, node in self._nodes.items() if node.draining)
-        return _remembered(self._models, assignments, draining)
+        return _remembered(self._models, assignments, draining, self._evicted)
 
     def save(self, saves: Sequence[Save]) -> None:
         for save in saves:
@@ -92,6 +105,11 @@ class MemoryStore:
                     self._nodes[node_id] = save
                 case ForgetNode(node_id):
                     self._nodes.pop(node_id, None)
+                case SaveEvicted(node_id, incarnation):
+                    self._evicted.pop(node_id, None)
+                    self._evicted[node_id] = incarnation
+                    if len(self._evicted) > MAX_EVICTED:
+                        del self._evicted[next(iter(self._evicted))]
 
     def close(self) -> None:
         """Nothing to do."""
@@ -117,8 +135,9 @@ class SqliteStore:
                 models = dict(self._models())
                 rows = self._db.execute("SELECT node_id, model_id, start_layer, end_layer FROM assignment").fetchall()
                 drained = dict(self._db.execute("SELECT node_id, draining FROM node").fetchall())
+                evicted = dict(self._db.execute("SELECT node_id, incarnation FROM evicted ORDER BY number").fetchall())
             draining = (node_id for node_id in drained if drained[node_id])
-            return _remembered(models, _by_node(drained, rows), draining)
+            return _remembered(models, _by_node(drained, rows), draining, evicted)
         except (json_format.ParseError, InvalidRequest, KeyError, TypeError) as error:
             raise StoreFailed(f"{self._path} is damaged: {error}") from error
 
@@ -139,7 +158,7 @@ class SqliteStore:
         is_new = not tables and not application
         if not is_new and application != APPLICATION_ID:
             raise StoreFailed(f"{self._path} is a database of another program; name another file with --state")
-        if not is_new and version != SCHEMA_VERSION:
+        if not is_new and version not in (*MIGRATIONS, SCHEMA_VERSION):
             raise StoreFailed(
                 f"{self._path} is of state version {version}, this meshnet knows {SCHEMA_VERSION}: "
                 "run the meshnet that wrote it, or name another file with --state"
@@ -152,6 +171,13 @@ class SqliteStore:
         self._db.execute("PRAGMA foreign_keys = ON")
         if is_new:
             self._db.executescript(SCHEMA)
+        else:
+            self._migrate(version)
+
+    def _migrate(self, version: int) -> None:
+        """Brings a file of an earlier version up to this one, one version a transaction."""
+        for before in range(version, SCHEMA_VERSION):
+            self._db.executescript(f"BEGIN; {MIGRATIONS[before]} PRAGMA user_version = {before + 1}; COMMIT;")
 
     def _models(self) -> Iterator[tuple[str, DeployedModel | None]]:
         for model_id, deployed in self._db.execute("SELECT model_id, deployed FROM model"):
@@ -175,6 +201,11 @@ class SqliteStore:
                 self._db.execute("DELETE FROM assignment WHERE node_id = ?", (node_id,))
                 rows = [(node_id, a.model_id, a.layers.start, a.layers.end) for a in assignments]
                 self._db.executemany("INSERT OR REPLACE INTO assignment VALUES (?, ?, ?, ?)", rows)
+            case SaveEvicted(node_id, incarnation):
+                text = "INSERT OR REPLACE INTO evicted (node_id, incarnation) VALUES (?, ?)"
+                self._db.execute(text, (node_id, incarnation))
+                text = "DELETE FROM evicted WHERE number <= (SELECT max(number) FROM evicted) - ?"
+                self._db.execute(text, (MAX_EVICTED,))
 
     @contextmanager
     def _explained(self, what: str) -> Iterator[None]:
@@ -186,13 +217,17 @@ class SqliteStore:
 
 
 def _remembered(
-    models: dict[str, DeployedModel | None], nodes: dict[str, Assignments], draining: Iterable[str]
+    models: Mapping[str, DeployedModel | None],
+    nodes: Mapping[str, Assignments],
+    draining: Iterable[str],
+    evicted: Mapping[str, str],
 ) -> Remembered:
     return Remembered(
         models={model_id: model for model_id, model in models.items() if model is not None},
         undeployed=frozenset(model_id for model_id, model in models.items() if model is None),
         nodes=nodes,
         draining=frozenset(draining),
+        evicted=dict(evicted),
     )
 
 

@@ -6,9 +6,12 @@ import asyncio
 import logging
 import time
 import uuid
+from collections.abc import Iterable
 
+from meshnet.directive import Directive
 from services.tracker.config import Config
-from services.tracker.effects import Effects, Settings
+from services.tracker.effects import Effects, Note, Settings
+from services.tracker.events import EventLog, IssueTimes
 from services.tracker.mesh import Mesh
 from services.tracker.saver import Saver
 from services.tracker.store import Store
@@ -25,6 +28,8 @@ class Tracker:
         self.config = config
         self.saver = Saver(store)
         self.changes = Changes()
+        self.events = EventLog()
+        self._issues = IssueTimes()
         settings = Settings(
             lease_seconds=config.lease_seconds,
             suspect_seconds=config.suspect_after_seconds,
@@ -48,9 +53,16 @@ class Tracker:
     def apply(self, effects: Effects) -> Effects:
         for note in effects.notes:
             log.log(note.level, "%s", note.text)
+        now = time.time()
+        self.events.add(effects.notes, now)
+        self._issues.add(effects.directives, now)
         self.saver.add(effects.saves)
         self.changes.notify()
         return effects
+
+    def told(self, directives: Iterable[Directive]) -> list[Directive]:
+        """Directives as people are told them: with the time of their issue."""
+        return self._issues.told(directives)
 
     async def keep_time(self) -> None:
         """Ticks until cancelled. A tracker that was itself stopped for a while must not call its nodes lost."""
@@ -59,8 +71,9 @@ class Tracker:
             await asyncio.sleep(self.config.tick_seconds)
             now = self.now()
             if now - last > self.config.tick_seconds + self.config.suspect_after_seconds / 2:
-                log.warning("the tracker was away for %.1f s: all leases are extended", now - last)
                 self.mesh.registry.extend_leases(now)
+                text = f"the tracker was away for {now - last:.1f} s: all leases are extended"
+                self.apply(Effects(notes=(Note(text, logging.WARNING),)))
             last = now
             try:
                 effects = self.mesh.tick(now)

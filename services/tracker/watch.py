@@ -1,12 +1,14 @@
-"""Streams of what changed. Nothing is queued: a watcher that is slow finds the newest state when it looks again."""
+"""Streams of what changed. Nothing is queued for a watcher: a slow one finds the newest state when it looks again."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable
 
+from meshnet.admin import Event
 from meshnet.directive import Directive
 from meshnet.topology import Topology, TopologyUpdate
+from services.tracker.events import EventLog
 
 
 class Changes:
@@ -47,6 +49,20 @@ async def watch_topology(changes: Changes, current: Callable[[], Topology]) -> A
         if sent is None or topology.version != sent.version:
             yield topology.update_since(sent)
             sent = topology
+
+
+async def watch_events(
+    changes: Changes, events: EventLog, past: int, *, past_only: bool = False
+) -> AsyncIterator[Event]:
+    """The newest `past` events that are kept, then each new one. A watcher that is slow misses those that are not kept
+    any longer: their numbers are missing."""
+    seen = max(events.newest - past, 0)
+    async for _ in changes.rounds():
+        for event in events.after(seen):
+            seen = event.number
+            yield event
+        if past_only:
+            return
 
 
 async def watch_directives(

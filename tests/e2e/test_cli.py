@@ -79,6 +79,14 @@ def test_too_little_memory_is_said_with_what_to_do(tmp_path: Path) -> None:
         (["up", "--model", "/nowhere"], "does not exist"),
         (["up", "--model", "README.md"], "neither a directory"),
         (["status", "--tracker", "127.0.0.1:1"], "no tracker answers"),
+        (["describe", "n", "--tracker", "127.0.0.1:1"], "no tracker answers"),
+        (["directives", "--tracker", "127.0.0.1:1"], "no tracker answers"),
+        (["plan", "--tracker", "127.0.0.1:1"], "no tracker answers"),
+        (["plan", "--sessions", "2"], "name the model"),
+        (["plan", "--deploy", "m", "--context", "9999999999"], "cannot be asked this"),
+        (["rebalance", "--tracker", "127.0.0.1:1"], "no tracker answers"),
+        (["rebalance", "--json"], "add --yes"),
+        (["events", "--tracker", "127.0.0.1:1"], "no tracker answers"),
         (["chat", "--url", "http://127.0.0.1:1"], "no gateway answers"),
         (["node", "--vram", "much"], "is not a size"),
         (["node", "--quantization", "bfloat16,int3"], "is not a quantization"),
@@ -105,7 +113,10 @@ def test_mistakes_get_one_clear_line(arguments: list[str], hint: str) -> None:
 
 @pytest.mark.parametrize(
     "command",
-    ["up", "tracker-node", "node", "tracker", "gateway", "status", "chat", "deploy", "undeploy", "drain", "evict"],
+    [
+        *("up", "tracker-node", "node", "tracker", "gateway", "status", "chat", "deploy", "undeploy", "drain", "evict"),
+        *("describe", "directives", "plan", "rebalance", "events"),
+    ],
 )
 def test_every_command_explains_itself(command: str) -> None:
     outcome = subprocess.run(

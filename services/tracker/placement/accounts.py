@@ -44,8 +44,14 @@ class Account:
         self.capacity = node.vram_bytes if known.refused is None else min(node.vram_bytes, known.refused)
         self.held: dict[str, dict[int, int]] = {}
         self.ready: dict[str, set[int]] = {}
-        self.used = policy.workspace_bytes if node.workspace_bytes is None else node.workspace_bytes
+        self._workspace = policy.workspace_bytes if node.workspace_bytes is None else node.workspace_bytes
+        self.used = self._workspace
         self._coming = 0
+
+    @property
+    def shard_bytes(self) -> int:
+        """Bytes of what it holds or will hold, without the workspace."""
+        return self.used - self._workspace
 
     @property
     def free(self) -> int:

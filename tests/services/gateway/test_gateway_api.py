@@ -7,6 +7,7 @@ import json
 import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -253,6 +254,32 @@ def test_bad_completions_are_refused_before_the_mesh_is_asked(
     if code == "context_length_exceeded":
         assert str(CONTEXT_LENGTH) in error["message"]
     assert mesh.a.requests == []
+
+
+def test_the_limit_is_what_the_model_is_deployed_with(gateway: Gateway, mesh: FakeMesh) -> None:
+    limit = 40
+    url = f"{gateway.url}/v1/models/smol"
+    limited = MODELS | {"smol": replace(MODELS["smol"], max_context=limit)}
+    mesh.tell(mesh.a.node(shard("smol")), mesh.b.node(), **limited)
+    try:
+        wait_until(lambda: httpx.get(url).json()["context_length"] == limit)
+        coverage = httpx.get(f"{gateway.url}/v1/mesh/coverage").json()["models"]["smol"]
+        assert coverage["context_length"] == limit
+        for path, body in (
+            ("/v1/completions", {"prompt": [5] * limit, "max_tokens": 1}),
+            ("/v1/completions", {"prompt": "word " * 1000}),
+            ("/v1/completions", {"prompt": [5], "max_tokens": limit}),
+            ("/v1/chat/completions", {"messages": [{"role": "user", "content": "word " * 40}]}),
+        ):
+            response = post(gateway, path, model="smol", **body)
+            assert response.status_code == 400
+            assert error_of(response)["code"] == "context_length_exceeded"
+            assert f"maximum context length is {limit} tokens" in error_of(response)["message"]
+        assert mesh.a.requests == []
+        assert post(gateway, "/v1/completions", model="smol", prompt=[5] * (limit - 1), max_tokens=1).is_success
+    finally:
+        told(mesh)
+        wait_until(lambda: httpx.get(url).json()["context_length"] == CONTEXT_LENGTH)
 
 
 def test_what_a_chat_template_objects_to_is_a_400(gateway: Gateway, mesh: FakeMesh) -> None:

@@ -11,10 +11,12 @@ import pytest
 
 from meshnet.errors import InvalidRequest, KvFull, MeshnetError, MissingLayers, NextHopFailed, NextHopTimeout
 from meshnet.model import LayerRange
+from meshnet.topology import DeployedModel
 from meshnet.wire import Encoding, FrameHeaders
 from services.node.core.members import LostNode
 from services.node.core.work import Sampling
-from services.node.generation import FinishReason, GenerationRequest
+from services.node.generation import FinishReason, GenerationRequest, check_request
+from tests import models
 from tests.services.node.shells import NUM_LAYERS, VOCABULARY, Shell, three_nodes
 
 
@@ -222,3 +224,12 @@ async def test_the_same_generation_cannot_run_twice() -> None:
             await run(nodes["a"], asked)
         nodes["c"].executor.gate.set()
         assert await running == expected(asked)
+
+
+def test_the_limit_is_what_the_model_is_deployed_with() -> None:
+    model = DeployedModel(models.manifest(), kv_tokens=2048, max_context=100)
+    check_request(request(60, 40), model, kv_capacity=2048)
+    with pytest.raises(InvalidRequest, match="60 prompt tokens and 41 new ones are 101, the limit is 100"):
+        check_request(request(60, 41), model, kv_capacity=2048)
+    with pytest.raises(InvalidRequest, match="the limit is 50"):
+        check_request(request(60, 40), model, kv_capacity=50)

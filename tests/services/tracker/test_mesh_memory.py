@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from itertools import count
 
+import pytest
+
+from meshnet.errors import InvalidRequest
 from meshnet.model import LayerRange
 from meshnet.topology import ShardState
 from services.tracker.effects import Effects, Settings
@@ -132,3 +135,16 @@ def test_a_saved_promise_is_kept_whatever_the_flags_say() -> None:
     assert effects.directives[0].kv_tokens == 1024
     finish_all(mesh)
     assert mesh.deployed("m") == MODEL
+
+
+def test_an_evicted_process_is_refused_after_a_restart_too() -> None:
+    mesh = served_mesh("n1", "n2")
+    store = MemoryStore()
+    store.save(mesh.evict("n2", LATER).saves)
+    assert store.load().evicted == {"n2": "i"}
+    again = restarted(store.load())
+    with pytest.raises(InvalidRequest, match="was evicted"):
+        join(again, "n2")
+    join(again, "n2", incarnation="a new process")
+    with pytest.raises(InvalidRequest, match="was evicted"):
+        join(again, "n2")

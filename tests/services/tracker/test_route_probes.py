@@ -12,9 +12,9 @@ from meshnet.errors import InvalidRequest
 from meshnet.model import LayerRange
 from meshnet.topology import NOT_PROBED, Hop, RouteProbe
 from meshnet.v1 import admin_pb2, common_pb2
+from services.tracker.admin_servicer import AdminServicer
 from services.tracker.config import Config
 from services.tracker.mesh import Mesh
-from services.tracker.servicer import AdminServicer
 from services.tracker.store import MemoryStore
 from services.tracker.tracker import Tracker
 from tests.services.tracker.meshes import MB, manifest, node, shard

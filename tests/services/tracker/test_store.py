@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from meshnet.model import LayerRange
 from services.tracker.remembered import (
+    MAX_EVICTED,
     Assignment,
     ForgetNode,
     Remembered,
     Save,
+    SaveEvicted,
     SaveModel,
     SaveNode,
     SaveUndeployed,
@@ -23,6 +26,30 @@ from tests.services.tracker.meshes import deployed
 
 FIRST = Assignment("m", LayerRange(0, 10))
 LAST = Assignment("m", LayerRange(20, 30))
+# What version 1 wrote.
+SCHEMA_1 = """
+CREATE TABLE model (
+    model_id TEXT PRIMARY KEY,
+    deployed TEXT  -- meshnet.v1.DeployedModel as JSON; NULL: undeployed, and to stay so
+) STRICT;
+CREATE TABLE node (node_id TEXT PRIMARY KEY, draining INTEGER NOT NULL) STRICT;
+CREATE TABLE assignment (
+    node_id TEXT NOT NULL REFERENCES node ON DELETE CASCADE,
+    model_id TEXT NOT NULL,
+    start_layer INTEGER NOT NULL,
+    end_layer INTEGER NOT NULL,
+    PRIMARY KEY (node_id, model_id, start_layer)
+) STRICT;
+PRAGMA application_id = 0x6D657368;
+PRAGMA user_version = 1;
+PRAGMA journal_mode = WAL;
+INSERT INTO node VALUES ('n1', 1);
+INSERT INTO assignment VALUES ('n1', 'm', 0, 10);
+INSERT INTO model VALUES ('gone', NULL);
+INSERT INTO model VALUES ('m', '{"manifest": {"modelId": "m", "revision": "r1", "architecture": "llama",
+"hiddenSize": 8, "vocabSize": 100, "contextLength": 1024, "layers": [{"bfloat16": "5", "int8": "5", "nf4": "5",
+"float32": "5"}], "entry": {}, "kvBytesPerToken": "1"}, "kvTokens": "64", "priority": 3}');
+"""
 
 
 @pytest.fixture(params=["memory", "sqlite"])
@@ -42,6 +69,22 @@ def test_models_and_assignments_come_back(store: Store) -> None:
     assert store.load() == Remembered({"m": model}, frozenset(), {"n1": (FIRST, LAST), "n2": ()}, frozenset({"n2"}))
     store.save([SaveNode("n2", (LAST,))])
     assert store.load().draining == frozenset()
+
+
+def test_the_limits_of_a_deployment_come_back(store: Store) -> None:
+    model = replace(deployed(kv_tokens=64), max_context=256, replicas=2)
+    store.save([SaveModel(model)])
+    assert store.load().models == {"m": model}
+
+
+def test_the_newest_evictions_come_back_in_order(store: Store) -> None:
+    store.save([SaveEvicted("n1", "i1"), SaveEvicted("n2", "i2"), SaveEvicted("n1", "i3"), SaveEvicted("n1", "i3")])
+    assert list(store.load().evicted.items()) == [("n2", "i2"), ("n1", "i3")]
+    store.save([SaveEvicted(f"o{i}", "i") for i in range(MAX_EVICTED - 1)])
+    evicted = list(store.load().evicted)
+    assert "n2" not in evicted
+    assert evicted[0] == "n1"
+    assert len(evicted) == MAX_EVICTED
 
 
 def test_later_changes_replace_earlier_ones(store: Store) -> None:
@@ -103,9 +146,27 @@ def test_a_database_of_another_program_is_refused_and_kept(tmp_path: Path) -> No
 
 
 def test_a_newer_version_is_refused(tmp_path: Path) -> None:
-    path = _edited(tmp_path, "PRAGMA user_version = 2")
-    with pytest.raises(StoreFailed, match="state version 2, this meshnet knows 1"):
+    path = _edited(tmp_path, "PRAGMA user_version = 3")
+    with pytest.raises(StoreFailed, match="state version 3, this meshnet knows 2"):
         SqliteStore(path)
+
+
+def test_a_file_of_the_version_before_is_brought_up_to_this_one(tmp_path: Path) -> None:
+    path = tmp_path / "state.db"
+    with sqlite3.connect(path) as old:
+        old.executescript(SCHEMA_1)
+    old.close()
+    for _ in range(2):
+        store = SqliteStore(path)
+        before = store.load()
+        model = before.models["m"]
+        assert (model.kv_tokens, model.priority, model.max_context, model.replicas) == (64, 3, None, None)
+        assert before.nodes == {"n1": (FIRST,)}
+        assert before.draining == {"n1"}
+        assert before.undeployed == {"gone"}
+        store.save([SaveEvicted("n2", "i"), SaveModel(replace(model, max_context=None))])
+        assert store.load() == replace(before, evicted={"n2": "i"})
+        store.close()
 
 
 @pytest.mark.parametrize(

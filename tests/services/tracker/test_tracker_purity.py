@@ -5,7 +5,19 @@ import sys
 
 from tests.processes import ROOT
 
-CORES = ("beliefs", "placement", "registry", "directives", "view", "effects", "mesh", "news", "remembered", "settling")
+CORES = (
+    "beliefs",
+    "placement",
+    "registry",
+    "directives",
+    "view",
+    "effects",
+    "events",
+    "mesh",
+    "news",
+    "remembered",
+    "settling",
+)
 
 
 def test_the_pure_cores_import_neither_the_event_loop_nor_grpc() -> None:

@@ -130,6 +130,26 @@ async def test_an_undeploy_is_remembered_whatever_the_flags(state: Path) -> None
         assert list((await topology(channel)).models) == ["m"]
 
 
+async def test_limits_and_evictions_outlive_the_tracker(state: Path) -> None:
+    async with running(state) as (tracker, channel):
+        one, other = fake(channel, "n1", 31 * MB), fake(channel, "n2", 31 * MB)
+        await one.register()
+        await other.register()
+        admin: Any = admin_pb2_grpc.AdminStub(channel)
+        request = admin_pb2.DeployModelRequest(model_id="m", context_length=256, sessions=2, replicas=1)
+        await admin.DeployModel(request)
+        await admin.EvictNode(admin_pb2.EvictNodeRequest(node_id="n2"))
+        tracker.kill()
+    async with running(state) as (_, channel):
+        model = (await topology(channel)).models["m"]
+        assert (model.context_length, model.kv_tokens, model.replicas) == (256, 512, 1)
+        await moved(one, channel).register()
+        with pytest.raises(grpc.aio.AioRpcError, match="was evicted"):
+            await moved(other, channel).register()
+        await fake(channel, "n2", 31 * MB).register()
+        assert list((await topology(channel)).nodes) == ["n1", "n2"]
+
+
 async def test_without_a_state_file_a_restart_forgets() -> None:
     for _ in range(2):
         with start_tracker() as tracker:
