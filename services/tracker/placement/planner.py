@@ -124,9 +124,11 @@ class Planner:
         roomy = book.roomiest(hungry, at_least=self._smallest_layer())
         strengthened, sated = Strengthener(book, policy).strengthen(roomy, policy.max_redundant)
         sated |= hungry - {account.node_id for account in roomy}
-        swapped, more = ([], False) if strengthened else swap(book, policy)
-        unfinished = more or len(strengthened) >= policy.max_redundant
-        return Plan((*drafts, *strengthened, *swapped), (), unfinished), sated
+        unfinished = len(strengthened) >= policy.max_redundant
+        if not unfinished:
+            swapped, unfinished = swap(book, policy)
+            strengthened += swapped
+        return Plan((*drafts, *strengthened), (), unfinished), sated
 
     def _smallest_layer(self) -> int:
         """No layer of any model has fewer bytes."""

@@ -33,11 +33,11 @@ def join(tracker: Tracker, node_id: str, held: str = "", room: int = LAYERS * MB
     """Gives the node room for `room` bytes and the files of models a and b; it holds all of one of them, or nothing."""
     shards = [shard(0, LAYERS, held)] if held else []
     one = node(node_id, room + 1000, "a", "b", shards=shards)
-    tracker.apply(tracker.mesh.register(one, "i", [manifest("a", LAYERS), manifest("b", LAYERS)], LATER))
+    tracker.apply(tracker.mesh.register(one, "i", [manifest("a", LAYERS), manifest("b", LAYERS)], tracker.now()))
 
 
 def deploy(tracker: Tracker, model_id: str) -> None:
-    tracker.apply(tracker.mesh.deploy(model_id, 16, 0, LATER))
+    tracker.apply(tracker.mesh.deploy(model_id, 16, 0, tracker.now()))
 
 
 async def planned(tracker: Tracker, *without: str, rebalance: bool = False, deploy: str = "") -> PlanPreview:
