@@ -14,6 +14,8 @@ from services.tracker.placement.costs import Costs
 from services.tracker.placement.tally import Tally
 from services.tracker.placement.types import Draft
 
+NANOSECONDS = 1_000_000_000
+
 
 class Book:
     """The accounts of all nodes. Every change goes through `put`, `remove`, `load` and `drop`.
@@ -131,8 +133,9 @@ class Book:
 
     def _count(self, account: Account, sign: int) -> None:
         # The tallies of models that the node does not hold change in the number of members alone.
+        rate = self._rate(account)
         for model_id in account.node.available_models & self.models.keys():
-            self._tallies[model_id, account.node.stub].count(account, sign)
+            self._tallies[model_id, account.node.stub].count(account, sign, rate)
         if account.closed:
             return
         entry = (-account.free, account.node_id)
@@ -140,3 +143,11 @@ class Book:
             insort(self._by_room, entry)
         else:
             del self._by_room[bisect_left(self._by_room, entry)]
+
+    def _rate(self, account: Account) -> int:
+        """Thousandths of a decode step a second through all that the node holds: its models share its time."""
+        nanoseconds = 0
+        for costs in (self.models[model_id] for model_id in account.held if model_id in self.models):
+            speed = costs.bytes_per_second(account.node, account.node.quantization)
+            nanoseconds += account.stage_work(costs) * NANOSECONDS // speed
+        return 1000 * NANOSECONDS // max(1, nanoseconds)

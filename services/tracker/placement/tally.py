@@ -14,7 +14,7 @@ class Tally:
 
     By layer: `held` counts all holders; `staying` those that are not drained; `ready` those that serve it now, that no
     open directive drops it from, and that are neither suspect nor drained; `holders` names these last ones. `rate` sums
-    what the holders get through, in thousandths of a step a second. `at_site` counts the staying holders by site, and
+    what the holders get through, in thousandths of a step a second through all that each of them holds. `at_site` counts the staying holders by site, and
     `num_sites` these sites.
     """
 
@@ -29,14 +29,14 @@ class Tally:
         self.at_site: dict[str, list[int]] = {}
         self.num_sites = [0] * costs.num_layers
 
-    def count(self, account: Account, sign: int) -> None:
-        """Adds the account (`sign` 1) or takes it away again (-1), before it changes."""
+    def count(self, account: Account, sign: int, rate: int) -> None:
+        """Adds the account (`sign` 1) or takes it away again (-1), before it changes. `rate` is the node's."""
         self.num_members += sign
         model_id = self.costs.model_id
         layers = account.layers(model_id)
         if not layers:
             return
-        rate = sign * self._rate(account)
+        rate *= sign
         staying = 0 if account.node.draining else sign
         at_site = self.at_site.setdefault(account.node.site, [0] * self.costs.num_layers)
         for layer in layers:
@@ -62,11 +62,6 @@ class Tally:
     def leaving(self) -> Iterator[LayerRange]:
         """Runs of layers that only draining nodes hold."""
         return _runs([staying or not held for held, staying in zip(self.held, self.staying, strict=True)])
-
-    def _rate(self, account: Account) -> int:
-        work = account.stage_work(self.costs)
-        speed = self.costs.bytes_per_second(account.node, account.node.quantization)
-        return 1000 * speed // max(1, work)
 
 
 def _runs(counts: list[int] | list[bool | int]) -> Iterator[LayerRange]:
