@@ -50,6 +50,7 @@ class Mesh:
         self._settling = Settling(now, settings.settle_seconds, holders)
         self.registry.draining.update(remembered.draining)
         self._reported_at: dict[str, float] = {}
+        self._has_forgotten = False
         self._unplanned: set[str] = set()
         self._unpublished: set[str] = set()
         self._notes: list[Note] = []
@@ -410,8 +411,11 @@ class Mesh:
         topology_changed = self._publisher.publish({i: self._published(i) for i in changed}, self._models)
         saves = [*self._saves, *self._publisher.saves(sorted(changed))]
         if not self._settling.pauses(now):
-            saves += self._publisher.forgets()
-            self.registry.draining &= self.topology.nodes.keys()
+            # The first time after a pause: also those that did not come back.
+            saves += self._publisher.forgets(changed if self._has_forgotten else None)
+            self._has_forgotten = True
+            if self.registry.draining:
+                self.registry.draining &= self.topology.nodes.keys()
         notes = [*self._placing.notes, *self._publisher.news()]
         notes, self._notes = [*self._notes, *notes], []
         self._placing.notes = []

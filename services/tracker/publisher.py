@@ -46,6 +46,6 @@ class Publisher:
         nodes = self.topology.nodes
         return self._node_log.note(nodes[node_id] for node_id in changed if node_id in nodes)
 
-    def forgets(self) -> list[Save]:
-        """Saved nodes that are not here."""
-        return self._node_log.forget_all_but(self.topology.nodes)
+    def forgets(self, gone: Iterable[str] | None) -> list[Save]:
+        """What must be saved of these nodes if they are gone; None: of all that are saved and not here."""
+        return self._node_log.forget(gone, self.topology.nodes)

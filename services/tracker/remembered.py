@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from meshnet.model import LayerRange
@@ -101,8 +101,10 @@ class NodeLog:
                 saves.append(save)
         return saves
 
-    def forget_all_but(self, nodes: Mapping[str, Node]) -> list[Save]:
-        gone = sorted(self._saved.keys() - nodes.keys())
+    def forget(self, candidates: Iterable[str] | None, here: Collection[str]) -> list[Save]:
+        """Of the candidates (None: of all that are saved) those that are not here."""
+        saved = self._saved if candidates is None else [i for i in candidates if i in self._saved]
+        gone = sorted(node_id for node_id in saved if node_id not in here)
         for node_id in gone:
             del self._saved[node_id]
         return [ForgetNode(node_id) for node_id in gone]

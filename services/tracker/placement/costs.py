@@ -91,9 +91,9 @@ class Costs:
         best = next((s for s in measured if s.quantization is quantization), measured[0] if measured else None)
         if best is None:
             return NOMINAL_BYTES_PER_SECOND
-        weights = self.model.manifest.layers
-        mean = sum(layer.at(best.quantization) for layer in weights) / len(weights)
-        return max(1, int(best.decode_tokens_per_second * mean))
+        weights = self.weights(best.quantization)
+        of_layers = weights[-1] - self.model.manifest.entry.at(best.quantization)
+        return max(1, int(best.decode_tokens_per_second * of_layers / self.num_layers))
 
 
 def _sums(values: Sequence[int]) -> Sequence[int]:

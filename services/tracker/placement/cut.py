@@ -35,7 +35,7 @@ Cut = tuple[Piece, ...]
 
 def arrange(bins: Sequence[Bin], run: LayerRange, slack: float, lead: Bin | None = None) -> Cut | None:
     """The best cut of a run, or None if it does not fit. `lead`, if given, takes the first piece."""
-    most = _most_layers(bins, run)
+    most = most_layers(bins, run)
     roomy = sorted(bins, key=lambda b: (-most[b.node_id], -b.room, b.node_id))
     reached = list(accumulate(most[b.node_id] for b in roomy))
     enough = bisect_left(reached, len(run)) + 1
@@ -153,7 +153,7 @@ def _lowest_level(order: Sequence[Bin], run: LayerRange) -> int | None:
     return high
 
 
-def _most_layers(bins: Sequence[Bin], run: LayerRange) -> dict[str, int]:
+def most_layers(bins: Sequence[Bin], run: LayerRange) -> dict[str, int]:
     """By node: no piece of the run on it can have more layers. Counted with the smallest layers first."""
     smallest: dict[object, list[int]] = {}
     most: dict[str, int] = {}

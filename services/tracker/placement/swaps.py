@@ -31,7 +31,11 @@ def swap(book: Book, policy: Policy) -> tuple[list[Draft], bool]:
 
 
 def _swap_one(book: Book, policy: Policy) -> list[Draft]:
-    for costs, run, count in sorted(_weak_runs(book, policy), key=lambda weak: (weak[2], -len(weak[1]))):
+    weakest = sorted(_weak_runs(book, policy), key=lambda weak: (weak[2], -len(weak[1])))
+    for costs, run, count in weakest[: policy.max_swaps]:
+        keep = _kept(count, policy)
+        if max(max(_spread(book, book.tally(model_id))) for model_id in book.models) <= keep:
+            continue
         # The first pool holds the most replicated layers: where it has none to spare, no other has.
         pool = next(iter(donors(book, costs.model_id)))
         offers = [offer for account in pool if (offer := _offer(book, costs, run, count, account, policy))]
@@ -39,6 +43,11 @@ def _swap_one(book: Book, policy: Policy) -> list[Draft]:
             _, account, layers, drops = min(offers, key=lambda offer: offer[0])
             return _drafts(book, costs, account, layers, drops, count)
     return []
+
+
+def _kept(count: int, policy: Policy) -> int:
+    """How many replicas a layer must keep that gives way to one with `count`."""
+    return max(count + LEAST_GAIN - 1, int(count * policy.swap_ratio))
 
 
 def _spread(book: Book, tally: Tally) -> list[int]:
@@ -72,15 +81,17 @@ def _offer(book: Book, costs: Costs, run: LayerRange, count: int, account: Accou
     held = account.layers(costs.model_id)
     if any(layer in held or (here is not None and here[layer]) for layer in run.layers):
         return None
-    keep = max(count + LEAST_GAIN - 1, int(count * policy.swap_ratio))
+    shortest = min(len(run), shortest_piece(costs, account, policy))
+    keep = _kept(count, policy)
     rights = {
         (model_id, layer)
         for model_id, layer in rights_of(book, account, keep)
         if _spread(book, book.tally_of(account, model_id))[layer] > keep
     }
     room = account.free + freed(account, rights)
+    if not rights or room < costs.smallest(shortest):
+        return None
     taker = make_bin(costs, account, run, room, account.node.quantization)
-    shortest = min(len(run), shortest_piece(costs, account, policy))
     ends = {start: taker.reach(start, run.end) for start in run.layers}
     start = max(ends, key=lambda start: (ends[start] - start, -start))
     if ends[start] - start < shortest:

@@ -14,8 +14,8 @@ class Tally:
 
     By layer: `held` counts all holders; `staying` those that are not drained; `ready` those that serve it now, that no
     open directive drops it from, and that are neither suspect nor drained; `holders` names these last ones. `rate` sums
-    what the holders get through, in thousandths of a step a second through all that each of them holds. `at_site` counts the staying holders by site, and
-    `num_sites` these sites.
+    what the holders get through, in thousandths of a step a second through all that each of them holds. `at_site`
+    counts the staying holders by site, and `num_sites` these sites.
     """
 
     def __init__(self, costs: Costs) -> None:

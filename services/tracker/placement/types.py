@@ -35,7 +35,7 @@ class Policy:
     swap_below: int = 2
     swap_ratio: float = 2.0
     max_swaps: int = 8
-    max_redundant: int = 200
+    max_redundant: int = 64
 
 
 @dataclass(frozen=True, slots=True)
