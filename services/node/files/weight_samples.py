@@ -1,9 +1,9 @@
 """What tells the weights of two models of one architecture apart, without reading all of them. Without torch.
 
 A checkpoint may have hundreds of gigabytes and is described at every start of a node. So a few blocks at fixed places
-of each tensor are read. Every usual way of making another model (training, merging, converting, rounding otherwise)
-changes values everywhere. Models that differ in nothing but values between the blocks look alike: this finds
-mistakes, it proves nothing to somebody who means harm.
+of each tensor are read. The usual ways of making another model (training, merging, converting, rounding otherwise)
+change values all over the matrices that they touch. Models that differ only in values between the blocks look alike:
+this finds mistakes, it does not prove that weights are equal, and does not stop somebody who means harm.
 """
 
 from __future__ import annotations
