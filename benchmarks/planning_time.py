@@ -121,6 +121,8 @@ def exponent(sizes: Sequence[int], seconds: Sequence[float]) -> float:
 
 
 def cells(seconds: Sequence[float]) -> str:
+    if not seconds:
+        return "-"
     times = sorted(seconds)
     p99 = times[min(len(times) - 1, int(0.99 * len(times)))]
     return " / ".join(f"{1e3 * t:.2f}" for t in (statistics.median(times), p99, times[-1]))
@@ -143,9 +145,10 @@ def main() -> None:
     for num_nodes in flags.nodes:
         table.add_column(f"{num_nodes} nodes", justify="right")
     table.add_column("growth", justify="right")
-    for what in next(iter(measured.values())):
-        times = [seconds[what] for seconds in measured.values()]
-        growth = exponent(flags.nodes, [statistics.median(s) for s in times]) if len(flags.nodes) > 1 else None
+    for what in dict.fromkeys(what for seconds in measured.values() for what in seconds):
+        times = [seconds.get(what, []) for seconds in measured.values()]
+        known = {n: statistics.median(of_size) for n, of_size in zip(measured, times, strict=True) if of_size}
+        growth = exponent(list(known), list(known.values())) if len(known) > 1 else None
         table.add_row(what, *map(cells, times), "-" if growth is None else f"n^{growth:.2f}")
     Console(width=160).print(table)
 

@@ -14,6 +14,7 @@ from tests.e2e.commands import grpcurl
 from tests.e2e.mesh import Mesh, NodeSpec, running_mesh
 from tests.e2e.tiny import NUM_LAYERS, save_tiny_llama
 from tests.parity import Reference
+from tests.processes import wait_until
 
 MODEL = "tiny"
 # A layer takes 86 kB of weights and 131 kB of KV cache, the entry 66 kB, the workspace 16 MiB.
@@ -70,3 +71,20 @@ def test_deploy_join_leave_and_refill(mesh: Mesh, weights: Path) -> None:
     assert mesh.layers(MODEL) == {"a": ["0-3"], last: ["3-6"]}
     reference.check(prompt, mesh.generate(MODEL, prompt, 16, node_id="a"))
     mesh.wait_until_idle()
+
+
+def test_a_node_with_other_weights_of_the_model_is_told_so_and_gets_no_layers(weights: Path, tmp_path: Path) -> None:
+    """Its config, names and shapes are the same: a fine-tune, say."""
+    other = save_tiny_llama(tmp_path / "other", seed=1)
+    with running_mesh([f"{MODEL}={weights}"], [NodeSpec("a", "64MB", tracker_node=True)], deploy=[MODEL]) as mesh:
+        mesh.models = [f"{MODEL}={other}"]
+        mesh.start_nodes([NodeSpec("x", "64MB")])
+        wait_until(lambda: "another revision than the mesh serves" in mesh.nodes["x"].output(), 60, "x is told")
+        mesh.models = [f"{MODEL}={weights}"]
+        mesh.start_nodes([NodeSpec("b", "64MB")])
+        # The redundancy that x could have been goes to b.
+        topology = mesh.wait_for(lambda t: min(replicas(t)) >= 2, "every layer has two replicas")
+        assert topology.nodes["x"].shards == ()
+        assert mesh.layers(MODEL) == {"a": ["0-6"], "b": ["0-6"]}
+        prompt = [7, 100, 300]
+        Reference(weights).check(prompt, mesh.generate(MODEL, prompt, 8))

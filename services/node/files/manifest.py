@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from meshnet.errors import LoadFailed
 from meshnet.model import ModelManifest, WeightBytes
@@ -14,6 +15,7 @@ from meshnet.model_files import ModelFiles
 from services.node.files.gguf_header import gguf_config, gguf_tensors, open_gguf
 from services.node.files.model_config import Config, ModelShape, check_supported, model_shape, read_config
 from services.node.files.safetensors_header import TensorHeader, read_directory
+from services.node.files.weight_samples import sample_digests
 
 NF4_BLOCK = 64
 _SCALE_BYTES = 4
@@ -48,7 +50,7 @@ def read_manifest(files: ModelFiles) -> ModelManifest:
     transposed = config["model_type"] == "gpt2" and not files.is_gguf
     return ModelManifest(
         model_id=files.model_id,
-        revision=_revision(config, tensors),
+        revision=_revision(config, tensors, files.path.parent if files.is_gguf else files.path),
         architecture=str((config.get("architectures") or [config["model_type"]])[0]),
         hidden_size=shape.hidden_size,
         vocab_size=shape.vocab_size,
@@ -144,8 +146,13 @@ def _total(sizes: Iterable[WeightBytes]) -> WeightBytes:
     )
 
 
-def _revision(config: Config, tensors: Mapping[str, TensorHeader]) -> str:
-    """Equal on all nodes that hold the same config and the same tensors, whatever files these lie in."""
+def _revision(config: Config, tensors: Mapping[str, TensorHeader], folder: Path) -> str:
+    """Equal on all nodes that hold the same config and the same tensors, whatever files these lie in.
+
+    Of large tensors a few blocks count, so models that differ only between these have the same one (see ADR 7).
+    GGUF and safetensors files of one model are different weights, and have different ones.
+    """
     stated = {key: value for key, value in config.items() if key not in _VOLATILE_KEYS}
-    described = sorted((name, tensor.shape, tensor.dtype) for name, tensor in tensors.items())
+    digests = sample_digests(folder, tensors)
+    described = sorted((name, tensor.shape, tensor.dtype, digests[name]) for name, tensor in tensors.items())
     return hashlib.sha256(json.dumps([stated, described], sort_keys=True).encode()).hexdigest()

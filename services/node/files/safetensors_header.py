@@ -28,11 +28,14 @@ _DTYPE_BYTES = {
 
 @dataclass(frozen=True, slots=True)
 class TensorHeader:
-    """One stored tensor. `shape` is as stored, row-major; `file` is the name of the file that holds it."""
+    """One stored tensor. `shape` is as stored, row-major; `file` is the name of the file that holds it, from byte
+    `begin` on."""
 
     dtype: str
     shape: tuple[int, ...]
     file: str
+    begin: int
+    num_bytes: int
 
     @property
     def numel(self) -> int:
@@ -51,18 +54,21 @@ def read_directory(directory: Path) -> dict[str, TensorHeader]:
 def read_header(path: Path) -> dict[str, TensorHeader]:
     """The tensors of one safetensors file. Raises BadFiles if the header does not describe the file."""
     try:
-        header, data_bytes = _read_json(path)
+        header, data_begin, data_bytes = _read_json(path)
     except OSError as error:
         raise BadFiles(f"{path.name} cannot be read: {error.strerror}") from error
     return {
-        name: _parse_entry(path.name, name, entry, data_bytes)
+        name: _parse_entry(path.name, name, entry, data_begin, data_bytes)
         for name, entry in header.items()
         if name != "__metadata__"
     }
 
 
 def _read_indexed(directory: Path) -> dict[str, TensorHeader]:
-    index = _parse_json(INDEX_FILE, (directory / INDEX_FILE).read_bytes())
+    try:
+        index = _parse_json(INDEX_FILE, (directory / INDEX_FILE).read_bytes())
+    except OSError as error:
+        raise BadFiles(f"{INDEX_FILE} cannot be read: {error.strerror}") from error
     weight_map = index.get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise BadFiles(f"{INDEX_FILE} has no weight_map")
@@ -77,14 +83,15 @@ def _read_indexed(directory: Path) -> dict[str, TensorHeader]:
     return {name: tensors[name] for name in weight_map}
 
 
-def _read_json(path: Path) -> tuple[Mapping[str, Any], int]:
-    """The header of a file and the number of data bytes behind it."""
+def _read_json(path: Path) -> tuple[Mapping[str, Any], int, int]:
+    """The header of a file, where the data behind it begins, and how many bytes these are."""
     file_bytes = path.stat().st_size
     with path.open("rb") as file:
         length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
         if file_bytes < _LENGTH_BYTES or not 2 <= length <= min(MAX_HEADER_BYTES, file_bytes - _LENGTH_BYTES):
             raise BadFiles(f"{path.name} is not a safetensors file, or is cut short: its header does not fit in it")
-        return _parse_json(path.name, file.read(length)), file_bytes - _LENGTH_BYTES - length
+        data_begin = _LENGTH_BYTES + length
+        return _parse_json(path.name, file.read(length)), data_begin, file_bytes - data_begin
 
 
 def _parse_json(name: str, text: bytes) -> dict[str, Any]:
@@ -97,7 +104,7 @@ def _parse_json(name: str, text: bytes) -> dict[str, Any]:
     return value
 
 
-def _parse_entry(file: str, name: str, entry: object, data_bytes: int) -> TensorHeader:
+def _parse_entry(file: str, name: str, entry: object, data_begin: int, data_bytes: int) -> TensorHeader:
     match entry:
         case {"dtype": str(dtype), "shape": list(shape), "data_offsets": [int(begin), int(end)]}:
             pass
@@ -107,9 +114,9 @@ def _parse_entry(file: str, name: str, entry: object, data_bytes: int) -> Tensor
         raise BadFiles(f"{file}: tensor {name!r} has the unknown dtype {dtype!r}")
     if not all(isinstance(size, int) and size >= 0 for size in shape):
         raise BadFiles(f"{file}: tensor {name!r} has the impossible shape {shape!r}")
-    header = TensorHeader(dtype, tuple(shape), file)
+    header = TensorHeader(dtype, tuple(shape), file, data_begin + begin, end - begin)
     if not 0 <= begin <= end <= data_bytes:
         raise BadFiles(f"{file}: tensor {name!r} lies outside the file, which is probably cut short")
-    if end - begin != header.numel * _DTYPE_BYTES[dtype]:
-        raise BadFiles(f"{file}: tensor {name!r} has {end - begin} bytes, which do not fit its shape and dtype")
+    if header.num_bytes != header.numel * _DTYPE_BYTES[dtype]:
+        raise BadFiles(f"{file}: tensor {name!r} has {header.num_bytes} bytes, which do not fit its shape and dtype")
     return header

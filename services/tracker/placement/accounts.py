@@ -44,7 +44,8 @@ class Account:
         self.capacity = node.vram_bytes if known.refused is None else min(node.vram_bytes, known.refused)
         self.held: dict[str, dict[int, int]] = {}
         self.ready: dict[str, set[int]] = {}
-        self._workspace = policy.workspace_bytes if node.workspace_bytes is None else node.workspace_bytes
+        # What was measured is of the shards held now; those to come may take as much as is usual.
+        self._workspace = max(policy.workspace_bytes, node.workspace_bytes or 0)
         self.used = self._workspace
         self._coming = 0
 

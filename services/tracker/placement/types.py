@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from meshnet.directive import DirectiveKind
 from meshnet.model import LayerRange, Quantization
 
-# Activations of a few 128-token chunks of a wide model, and the allocator's slack; until a node has measured its own.
+# Activations of a few 128-token chunks of a wide model, and the allocator's slack.
 WORKSPACE_BYTES = 16 * 1024 * 1024
 
 
@@ -15,7 +15,7 @@ WORKSPACE_BYTES = 16 * 1024 * 1024
 class Policy:
     """Constants that a plan follows.
 
-    `workspace_bytes` is kept free on every node that has not measured what it needs. `adjacent_slack`: a node may
+    `workspace_bytes` is kept free on every node, or what it measured if that is more. `adjacent_slack`: a node may
     extend its own range if the slowest stage grows by no more than this factor. `few_pieces`: a gap that would be cut
     into more takes the place of replicas that are held three times, where that makes fewer.
 

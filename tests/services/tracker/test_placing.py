@@ -153,6 +153,8 @@ def test_rebalance_moves_for_a_gain_of_two() -> None:
         mesh.deploy(model_id, 1024, 0, 1.0)
     with pytest.raises(InvalidRequest, match="try again soon"):
         mesh.rebalance(2.0)
+    for index, held in enumerate("aaaabb"):
+        mesh.heartbeat(f"n{index}", "i", [shard(0, 10, held)], 8.0)
     assert mesh.tick(9.0).directives == ()
     moved = mesh.rebalance(9.0)
     assert brief(moved.directives) == [("n0", "DROP_SHARD", "0-10"), ("n0", "LOAD_SHARD", "0-10")]
