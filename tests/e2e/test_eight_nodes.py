@@ -5,52 +5,35 @@ The tests share one mesh, which grows in the first ones. Each brings it into the
 
 from __future__ import annotations
 
-import contextlib
-import random
 import re
-import shutil
-import signal
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
-import grpc
 import pytest
 
 from meshnet.model import Quantization
-from meshnet.topology import Topology
-from meshnet.v1 import admin_pb2, admin_pb2_grpc, tracker_pb2
-from tests.e2e.admin import Admin, Told, is_load, layers_of
+from tests.e2e.admin import Admin, is_load, layers_of
 from tests.e2e.commands import grpcurl_refused
+from tests.e2e.eight_nodes import (
+    MODEL,
+    NUM_LAYERS,
+    SPECS,
+    TOLERATED_STEPS,
+    Nodes,
+    begun,
+    deploy,
+    loads_told,
+    paused_load,
+    prompts,
+    reference,
+)
 from tests.e2e.mesh import SETTLE_SECONDS, Mesh, NodeSpec, running_mesh
 from tests.e2e.streams import streams
-from tests.e2e.tiny import VOCAB_SIZE, save_tiny_llama
+from tests.e2e.tiny import KV_TOKENS, room_for, save_tiny_llama
 from tests.e2e.watcher import Watcher, holders, watching
-from tests.parity import Reference
 from tests.processes import wait_until
 
-MODEL = "tiny"
-NUM_LAYERS = 12
-# A layer takes 16.8 MB: 16.78 of KV cache and 0.09, 0.05 or 0.02 of weights. That is more than a node gains when it
-# has measured its workspace, for which 16.78 MB count until then; so it has room for as many layers before and after.
-KV_TOKENS = 131072
-SPECS = {
-    spec.node_id: spec
-    for spec in (
-        NodeSpec("a", "67.6MB", "bfloat16", tracker_node=True),  # three layers
-        NodeSpec("b", "50.7MB", "int8"),  # two
-        NodeSpec("c", "67.6MB", "nf4"),  # three
-        NodeSpec("d", "84.13MB", "bfloat16,int8"),  # three in bfloat16, four in int8
-        NodeSpec("e", "50.7MB", "int8,nf4"),  # two
-        NodeSpec("f", "67.6MB", "nf4"),  # three
-        NodeSpec("g", "84.5MB", "bfloat16"),  # four
-        NodeSpec("h", "101.4MB", "int8"),  # five
-    )
-}
 LEASE_SECONDS = 8
-# Products of int8 depend in their last bits on what else is multiplied with them. With the weights of bfloat16 in the
-# place of the quantized ones tokens are fifty steps off.
-TOLERATED_STEPS = 16.0
 NO_NODE = re.compile(r"layers \d+-\d+ of tiny have no node")
 REPLICA = re.compile(r"(second|third|further) replica of layers")
 
@@ -89,26 +72,6 @@ def admin(mesh: Mesh) -> Admin:
     return Admin(mesh)
 
 
-class Nodes:
-    """The eight nodes, each with files of its own."""
-
-    def __init__(self, mesh: Mesh, weights: Path, folder: Path) -> None:
-        self._mesh = mesh
-        self._weights = weights
-        self._folder = folder
-
-    def ensure(self, node_ids: str) -> None:
-        """Starts those that do not run, and waits until the tracker knows all."""
-        specs = [SPECS[node_id] for node_id in node_ids if node_id not in self._mesh.nodes]
-        for spec in specs:
-            shutil.copytree(self._weights, self.files(spec.node_id), dirs_exist_ok=True)
-        self._mesh.start_nodes([replace(s, models=(f"{MODEL}={self.files(s.node_id)}",)) for s in specs])
-        self._mesh.wait_for(lambda topology: topology.nodes.keys() >= set(node_ids), f"nodes {node_ids} are here")
-
-    def files(self, node_id: str) -> Path:
-        return self._folder / node_id
-
-
 @pytest.fixture(scope="module")
 def nodes(mesh: Mesh, weights: Path, tmp_path_factory: pytest.TempPathFactory) -> Nodes:
     return Nodes(mesh, weights, tmp_path_factory.mktemp("files"))
@@ -118,29 +81,6 @@ def nodes(mesh: Mesh, weights: Path, tmp_path_factory: pytest.TempPathFactory) -
 def eight(nodes: Nodes, admin: Admin) -> None:
     nodes.ensure("abcdefgh")
     deploy(admin)
-
-
-def deploy(admin: Admin, replicas: int = 0) -> Told:
-    """With at most so many replicas; 0: as many as there is room for. Waits until all is as it should be."""
-    answer = admin.call("DeployModel", {"model_id": MODEL, "kv_tokens": KV_TOKENS, "replicas": replicas})
-    admin.settle()
-    return answer
-
-
-def reference(weights: Path, topology: Topology) -> Reference:
-    """The unsharded model with the weights that a mesh without redundancy holds."""
-    model = Reference(weights)
-    shards = [shard for node in topology.nodes.values() for shard in node.shards]
-    assert sorted(layer for shard in shards for layer in shard.layers.layers) == list(range(NUM_LAYERS))
-    for shard in shards:
-        if shard.quantization is not Quantization.BFLOAT16:
-            model.quantize(shard.layers, shard.quantization)
-    return model
-
-
-def prompts(count: int) -> list[list[int]]:
-    draw = random.Random(count)
-    return [[draw.randrange(VOCAB_SIZE) for _ in range(draw.randrange(5, 200))] for _ in range(count)]
 
 
 def test_nothing_is_loaded_before_all_of_a_model_fits(nodes: Nodes, admin: Admin) -> None:
@@ -262,50 +202,6 @@ def test_a_tracker_that_is_killed_during_a_load_orders_nothing_twice(
     assert min(map(len, holders(mesh.topology(), MODEL))) == 2
 
 
-def begun(admin: Admin, directives: list[Told]) -> dict[str, set[int]]:
-    """By node the layers that it holds or has begun to load."""
-    found = {node_id: {i for layers in held for i in layers.layers} for node_id, held in admin.held().items()}
-    for directive in directives:
-        if directive["state"] in ("DIRECTIVE_STATE_PENDING", "DIRECTIVE_STATE_ACCEPTED") and is_load(directive):
-            found[directive["node_id"]] -= set(layers_of(directive).layers)
-    return found
-
-
-@contextlib.contextmanager
-def paused_load(mesh: Mesh) -> Iterator[str]:
-    """Stops the process of a node in the middle of a load, for the length of a `with`. Gives the node's id."""
-    found: list[str] = []
-
-    def loading() -> list[str]:
-        with grpc.insecure_channel(mesh.tracker_address) as channel:
-            answer = admin_pb2_grpc.AdminStub(channel).ListDirectives(admin_pb2.ListDirectivesRequest(), timeout=10)
-        return [d.node_id for d in answer.directives if d.state == tracker_pb2.DIRECTIVE_STATE_LOADING]
-
-    def is_paused() -> bool:
-        for node_id in loading():
-            process = mesh.nodes[node_id]
-            process.process.send_signal(signal.SIGSTOP)
-            log = process.output()
-            if node_id in loading() and log.count("LOAD_SHARD layers") > log.count("serving layers"):
-                found.append(node_id)
-                return True
-            process.process.send_signal(signal.SIGCONT)
-        return False
-
-    wait_until(is_paused, SETTLE_SECONDS, "a node is loading", mesh.logs)
-    (node_id,) = found
-    try:
-        yield node_id
-    finally:
-        mesh.nodes[node_id].process.send_signal(signal.SIGCONT)
-
-
-def loads_told(log: str) -> set[int]:
-    """All layers that a node's log says were ordered to be loaded."""
-    ranges = re.findall(r"LOAD_SHARD layers (\d+)-(\d+) of tiny", log)
-    return {layer for start, end in ranges for layer in range(int(start), int(end))}
-
-
 def test_generations_outlive_the_tracker(eight: None, admin: Admin, mesh: Mesh) -> None:
     before, newest = admin.held(), max(int(d["plan_version"]) for d in admin.directives())
     written = {node_id: len(process.output()) for node_id, process in mesh.nodes.items()}
@@ -329,7 +225,7 @@ def test_generations_outlive_the_tracker(eight: None, admin: Admin, mesh: Mesh) 
 
 def test_a_node_with_another_revision_gets_no_layers(eight: None, admin: Admin, mesh: Mesh, tmp_path: Path) -> None:
     other = save_tiny_llama(tmp_path / "other", seed=1, num_layers=NUM_LAYERS, context_length=512)
-    mesh.start_nodes([NodeSpec("stranger", "84.5MB", models=(f"{MODEL}={other}",))])
+    mesh.start_nodes([NodeSpec("stranger", room_for(4), models=(f"{MODEL}={other}",))])
     mesh.nodes["stranger"].wait_for("the mesh refuses a model: this node's files of tiny are another revision")
     admin.settle()
     assert admin.held()["stranger"] == []
