@@ -23,7 +23,7 @@ class Watcher:
     def __init__(self, tracker_address: str) -> None:
         self._address = tracker_address
         self._faults: list[str] = []
-        self._num_seen = 0
+        self.num_seen = 0
         self._closed = threading.Event()
         self._call: grpc.Call | None = None
         self._thread = threading.Thread(target=self._follow, daemon=True)
@@ -31,7 +31,6 @@ class Watcher:
 
     def check(self) -> None:
         """Requires that no fault was seen so far."""
-        wait_until(lambda: self._num_seen, 30, "the watcher sees the topology")
         assert not self._faults, "\n".join(self._faults)
 
     def close(self) -> None:
@@ -56,13 +55,14 @@ class Watcher:
             if before is not None:
                 self._faults += _lost_layers(before, topology)
             before = topology
-            self._num_seen += 1
+            self.num_seen += 1
 
 
 @contextlib.contextmanager
 def watching(tracker_address: str) -> Iterator[Watcher]:
     watcher = Watcher(tracker_address)
     try:
+        wait_until(lambda: watcher.num_seen, 30, "the watcher sees the topology")
         yield watcher
     finally:
         watcher.close()
