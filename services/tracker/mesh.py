@@ -132,7 +132,7 @@ class Mesh:
         check_probes(node_id, probes)
         check_measurements(node_id, speeds, links)
         was_suspect = self._heard(member, now)
-        before, was_proven = member.node.shards, member.node.probes
+        before = member.node
         reported_at = self._reported_at.get(node_id)
         just_reported = reported_at is not None and now - reported_at < self.settings.stale_seconds
         if not just_reported:
@@ -152,10 +152,11 @@ class Mesh:
                 links=tuple(links),
             ),
         )
-        if not was_suspect and layers_of(before) == layers_of(member.node.shards):
-            # Counters alone wait for the next tick, unless they tell what a shard that came or went has changed.
-            return self._publish(now) if just_reported or member.node.probes != was_proven else Effects()
-        return self._replan(now)
+        has_other_room = member.node.workspace_bytes != before.workspace_bytes
+        if was_suspect or has_other_room or layers_of(before.shards) != layers_of(member.node.shards):
+            return self._replan(now)
+        # Counters alone wait for the next tick, unless they tell what a shard that came or went has changed.
+        return self._publish(now) if just_reported or member.node.probes != before.probes else Effects()
 
     def report(
         self,
