@@ -176,9 +176,9 @@ def test_the_callers_config_is_left_as_it_was() -> None:
 @pytest.mark.parametrize(
     ("model_type", "options"),
     [
-        ("gemma2", {"head_dim": 16, "hidden_size": 64, "num_hidden_layers": 2, "vocab_size": 99}),
+        ("cohere", {"hidden_size": 64, "num_hidden_layers": 2, "vocab_size": 99}),
         ("bloom", {"hidden_size": 64, "n_layer": 2, "n_head": 2, "vocab_size": 99}),
-        ("opt", {"hidden_size": 64, "num_hidden_layers": 2, "vocab_size": 99, "word_embed_proj_dim": 64}),
+        ("gptj", {"n_embd": 64, "n_layer": 2, "vocab_size": 99}),
     ],
 )
 def test_models_whose_output_is_not_compared_in_the_tests_are_refused(model_type: str, options: dict[str, Any]) -> None:
