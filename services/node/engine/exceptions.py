@@ -34,7 +34,7 @@ def compute_buffers(module: nn.Module, device: torch.device) -> None:
 
 
 class FalconLayer(nn.Module):
-    """Falcon's layers hand attention nothing but what they know, so the segments go in as what they take for a cache."""
+    """Falcon's layers hand attention nothing but what they know: the segments go in as what they take for a cache."""
 
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()

@@ -35,7 +35,7 @@ class LinearExperts(nn.Module):
     def forward(self, hidden: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """`[tokens, hidden]` through the experts `chosen` `[tokens, top_k]`, summed with their `weights`."""
         output = torch.zeros_like(hidden)
-        for expert in chosen.unique().tolist():
+        for expert in torch.unique(chosen).tolist():
             rows, places = torch.where(chosen == expert)
             part = self.down[expert](self._gate(self.gate_up[expert](hidden[rows])))
             part = part * weights[rows, places, None]

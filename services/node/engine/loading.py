@@ -136,9 +136,8 @@ class _Loader:
     def _expert(self, name: str, stack: nn.Module, own: str, expert: int, quantization: Quantization) -> nn.Module:
         parameters = dict(stack.named_parameters(recurse=False))
         weight = self._read(name, parameters[own].shape[1:], expert)
-        bias = parameters.get(f"{own}_bias")
-        if bias is not None:
-            bias = self._read(f"{name}_bias", bias.shape[1:], expert)
+        biases = parameters.get(f"{own}_bias")
+        bias = None if biases is None else self._read(f"{name}_bias", biases.shape[1:], expert)
         # Those of GPT-OSS are held as [in, out].
         weight = weight.T if getattr(stack, "is_transposed", False) else weight
         linear = make_linear(weight, bias, quantization, self.device)

@@ -69,8 +69,8 @@ def find_structure(config: Any) -> Structure:
         raise LoadFailed(f"{type(model).__name__} is not an embedding, one list of layers and a head")
     rest = [part for part in trunk.children() if part is not layers[0] and part is not embedding]
     norm = _only(model, "final norm", [part for part in rest if _is_norm(part, config.hidden_size)])
-    rotary = [part for part in rest if _is_rotary(part)]
-    positions = [part for part in rest if isinstance(part, nn.Embedding)]
+    rotary: list[nn.Module] = [part for part in rest if _is_rotary(part)]
+    positions: list[nn.Module] = [part for part in rest if isinstance(part, nn.Embedding)]
     positional = _only(model, "position embedding", rotary + positions)
     _refuse_strangers(model, [part for part in rest if part is not norm and part is not positional])
     return Structure(

@@ -34,8 +34,8 @@ _STATIC_ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 LONGROPE = "longrope"
 _LAYER_TYPES = ("full_attention", "sliding_attention")
 _STATE_SPACE_TYPES = (
-    "bamba", "falcon_h1", "falcon_mamba", "granitemoehybrid", "jamba", "lfm2", "mamba", "mamba2", "minimax", "nemotron_h",
-    "olmo_hybrid", "qwen3_next", "recurrent_gemma", "rwkv", "xlstm", "zamba", "zamba2",
+    "bamba", "falcon_h1", "falcon_mamba", "granitemoehybrid", "jamba", "lfm2", "mamba", "mamba2", "minimax",
+    "nemotron_h", "olmo_hybrid", "qwen3_next", "recurrent_gemma", "rwkv", "xlstm", "zamba", "zamba2",
 )  # fmt: skip
 _STATE_SPACE_KEYS = ("mamba_", "ssm_", "linear_num_", "state_size", "layers_block_type", "hybrid_")
 
@@ -51,7 +51,7 @@ def rope_parameters(config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     stated = config.get("rope_scaling") or config.get("rope_parameters") or {}
     if not isinstance(stated, dict):
         raise LoadFailed(f"the config's rotary parameters are {stated!r}, which is no object")
-    kinds = [value for value in stated.values() if isinstance(value, dict)]
+    kinds: list[Mapping[str, Any]] = [value for value in stated.values() if isinstance(value, dict)]
     return kinds or [stated]
 
 
@@ -69,7 +69,7 @@ def _reasons(config: Mapping[str, Any]) -> Iterator[str]:
     if model_type in _STATE_SPACE_TYPES or any(str(key).startswith(_STATE_SPACE_KEYS) for key in config):
         yield (
             f"model type {model_type!r} has layers that carry a state from token to token (state-space, or a hybrid "
-            "with attention), which are not supported: sessions are resumed and routed around by their KV caches"
+            "with attention), which are not supported; layers may keep nothing of a session but keys and values"
         )
     if "text_config" in config:
         yield f"model type {model_type!r} takes more than text; only models of text alone are supported"

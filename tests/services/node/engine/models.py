@@ -149,6 +149,14 @@ def save_model(path: Path, options: dict[str, Any], dtype: torch.dtype = torch.b
     return ModelFiles(MODEL, path)
 
 
+def steady(options: dict[str, Any]) -> dict[str, Any]:
+    """The model with all experts chosen for each token. Of two that are nearly as good bfloat16 may choose another than
+    float32 does, or other kernels, and in transformers too what comes out is then far off: no rounding to be compared.
+    """
+    experts = options.get("num_local_experts") or options.get("num_experts")
+    return options if experts is None else {**options, "num_experts_per_tok": experts}
+
+
 def splits_of(num_layers: int, *ends: int) -> list[LayerRange]:
     bounds = [0, *ends, num_layers]
     return [LayerRange(start, end) for start, end in pairwise(bounds)]

@@ -25,7 +25,7 @@ from services.node.engine.weights import SafetensorsSource
 from services.node.files.manifest import read_manifest
 from services.node.files.model_config import read_config
 from tests.parity import Reference
-from tests.services.node.engine.models import TINY, mesh, prompt_of, save_model, splits_of
+from tests.services.node.engine.models import TINY, mesh, prompt_of, save_model, splits_of, steady
 
 LOGITS_TOLERANCE = 1e-4
 BOUNDARY_TOLERANCE = 0.02
@@ -47,9 +47,14 @@ def files(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return save_model(tmp_path_factory.mktemp(request.param), TINY[request.param])
 
 
+@pytest.fixture(scope="module", params=list(TINY))
+def steady_files(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ModelFiles:
+    return save_model(tmp_path_factory.mktemp(request.param), steady(TINY[request.param]))
+
+
 @pytest.fixture(scope="module")
-def reference(files: ModelFiles) -> Reference:
-    return Reference(files.path)
+def reference(steady_files: ModelFiles) -> Reference:
+    return Reference(steady_files.path)
 
 
 @pytest.fixture(scope="module")
@@ -131,19 +136,20 @@ def test_float32_logits_of_mixed_chunks_equal_the_unsharded_model(
             assert cache.allocated_bytes == len(shard.layers) * manifest.kv_bytes(tokens, Quantization.FLOAT32)
 
 
-def test_bfloat16_boundaries_round_and_no_more(files: ModelFiles, wanted: list[torch.Tensor]) -> None:
+def test_bfloat16_boundaries_round_and_no_more(steady_files: ModelFiles) -> None:
     """The largest deviation of the logits, against their size, with float32 in between."""
-    seen = sharded_logits(float32_shards(files, (1, 2, 3)), torch.bfloat16)
+    wanted = unsharded_logits(steady_files)
+    seen = sharded_logits(float32_shards(steady_files, (1, 2, 3)), torch.bfloat16)
     assert deviation(seen, wanted) < BOUNDARY_TOLERANCE * max(float(row.abs().max()) for row in wanted)
 
 
 @pytest.mark.parametrize("ends", SPLITS)
 def test_greedy_tokens_at_any_split_are_those_of_the_unsharded_model(
-    files: ModelFiles, reference: Reference, ends: tuple[int, ...]
+    steady_files: ModelFiles, reference: Reference, ends: tuple[int, ...]
 ) -> None:
     """In bfloat16: chunks of two sessions, then all of the third beside the decodes of the others."""
     prompts = dict(zip("abc", PROMPTS, strict=True))
-    with mesh(files, splits_of(4, *ends)) as shards:
+    with mesh(steady_files, splits_of(4, *ends)) as shards:
         last: dict[str, memoryview] = {}
         for start in range(0, 40, 8):
             chunks = {session: prompts[session][start : start + 8] for session in "ab" if prompts[session][start:]}
@@ -169,9 +175,9 @@ def test_splits_do_not_change_a_bit(files: ModelFiles) -> None:
     assert hidden[0] == hidden[1] == hidden[2]
 
 
-def test_float32_weights_serve_bfloat16_boundaries(files: ModelFiles, reference: Reference) -> None:
+def test_float32_weights_serve_bfloat16_boundaries(steady_files: ModelFiles, reference: Reference) -> None:
     prompt = prompt_of(21)
-    with mesh(files, splits_of(4, 2), Quantization.FLOAT32) as shards:
+    with mesh(steady_files, splits_of(4, 2), Quantization.FLOAT32) as shards:
         emitted = shards.generate({"a": prompt}, 8)["a"]
     reference.check(prompt, emitted)
 

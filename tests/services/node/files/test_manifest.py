@@ -122,7 +122,7 @@ def test_the_revision_is_of_the_content_not_of_the_files(tmp_path: Path) -> None
         ({"is_encoder_decoder": True}, "encoder-decoder"),
         ({"auto_map": {"AutoModelForCausalLM": "code.Model"}}, "never run"),
         ({"quantization_config": {"quant_method": "gptq"}}, "quantized"),
-        ({"model_type": "mamba"}, "model type 'mamba' .* state-space"),
+        ({"model_type": "mamba"}, "model type 'mamba' .*state-space"),
         ({"model_type": None}, "model type None .*never compared"),
         ({"add_cross_attention": True}, "cross-attention"),
         ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "'dynamic'"),
