@@ -91,6 +91,8 @@ class _Loader:
             head=plain_linear(embedding.weight, None) if tied else self._fill_named(self.structure.head),
             dtype=self.dtype,
             position_offset=int(getattr(positions, "offset", 0)),
+            embedding_scale=self.structure.embedding_scale,
+            logit_scale=self.structure.logit_scale,
             logit_softcap=self.structure.logit_softcap,
         )
 

@@ -26,7 +26,7 @@ class HeldLayer:
 class Entry:
     """What turns tokens into hidden states and back. A tied head shares the embedding's tensor.
 
-    Learned `positions` begin at row `position_offset`; `logit_softcap` bounds the logits.
+    Learned `positions` begin at row `position_offset`; `logit_softcap` bounds the logits. The scales are factors.
     """
 
     embedding: nn.Module
@@ -35,11 +35,15 @@ class Entry:
     head: nn.Module
     dtype: torch.dtype
     position_offset: int = 0
+    embedding_scale: float = 1.0
+    logit_scale: float = 1.0
     logit_softcap: float | None = None
 
     def embed(self, token_ids: torch.Tensor, position_ids: torch.Tensor) -> torch.Tensor:
         """`[1, tokens]` ids and positions to `[1, tokens, hidden]`."""
         hidden: torch.Tensor = self.embedding(token_ids)
+        if self.embedding_scale != 1.0:
+            hidden = hidden * self.embedding_scale
         if self.positions is None:
             return hidden
         return hidden + nn.functional.embedding(position_ids + self.position_offset, self.positions.weight)
@@ -47,6 +51,8 @@ class Entry:
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """`[rows, hidden]`, the last layer's output, to `[rows, vocab]` in the model's dtype."""
         logits: torch.Tensor = self.head(self.norm(hidden.to(self.dtype)))
+        if self.logit_scale != 1.0:
+            logits = logits * self.logit_scale
         return logits if self.logit_softcap is None else torch.tanh(logits / self.logit_softcap) * self.logit_softcap
 
 

@@ -51,6 +51,17 @@ class Structure:
         return None if softcap is None else float(softcap)
 
     @property
+    def embedding_scale(self) -> float:
+        """Granite's; Gemma's embedding scales itself."""
+        return float(getattr(self.config, "embedding_multiplier", None) or 1.0)
+
+    @property
+    def logit_scale(self) -> float:
+        """Cohere multiplies by it, Granite divides."""
+        divisor = float(getattr(self.config, "logits_scaling", None) or 1.0)
+        return float(getattr(self.config, "logit_scale", None) or 1.0) / divisor
+
+    @property
     def tied_head(self) -> bool:
         return bool(self.config.tie_word_embeddings)
 

@@ -21,9 +21,13 @@ _GPT2_KEYS = {
     "max_position_embeddings": "n_positions",
 }
 # What the config classes make of a config that leaves these out, where it is not what follows from the other sizes.
-_DEFAULT_KV_HEADS = {"gemma2": 4, "gemma3_text": 4, "gpt_oss": 8, "mistral": 8, "mixtral": 8, "qwen3_moe": 4}
-_DEFAULT_HEAD_DIM = {"gemma2": 256, "gemma3_text": 256, "gpt_oss": 64, "qwen3": 128}
-_DEFAULT_TIED = ("falcon", "gemma2", "gemma3_text", "gpt2", "opt")
+_DEFAULT_KV_HEADS = {
+    "gemma": 16, "gemma2": 4, "gemma3_text": 4, "gpt_oss": 8, "mistral": 8, "mixtral": 8, "qwen2_moe": 16,
+    "qwen3_moe": 4, "smollm3": 4, "starcoder2": 2,
+}  # fmt: skip
+_DEFAULT_HEAD_DIM = {"gemma": 256, "gemma2": 256, "gemma3_text": 256, "gpt_oss": 64, "qwen3": 128}
+_DEFAULT_TIED = ("cohere", "falcon", "gemma", "gemma2", "gemma3_text", "gpt2", "opt", "smollm3", "starcoder2")
+_ORIGINAL_CONTEXT = "original_max_position_embeddings"
 # These have a key and a value for each head, and as wide as the heads divide the hidden size, whatever else is stated.
 _UNGROUPED = ("gpt2", "gpt_neox", "opt")
 
@@ -105,12 +109,12 @@ def _head_dim(config: Config, hidden_size: int) -> int:
 def _context_length(config: Config) -> int:
     """That which the model had at first, where its rotary embedding differs beyond: sessions of both sides of it could
     not be run in one step, and one that grows past it would have to be run anew."""
-    longest = _positive(config, "max_position_embeddings")
+    lengths = [_positive(config, "max_position_embeddings")]
     for parameters in rope_parameters(config):
         if rope_type(parameters) == LONGROPE:
-            key = "original_max_position_embeddings"
-            longest = min(longest, _positive(config if key in config else parameters, key))
-    return longest
+            stated = [source for source in (config, parameters) if _ORIGINAL_CONTEXT in source]
+            lengths += [_positive(source, _ORIGINAL_CONTEXT) for source in stated or [parameters]]
+    return min(lengths)
 
 
 def _positive(config: Config, key: str) -> int:

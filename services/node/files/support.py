@@ -10,28 +10,38 @@ from meshnet.errors import LoadFailed
 # Those whose sharded output is compared with the unsharded model's in the tests, and the class of each that does it.
 # Others may scale embeddings, cap logits or alternate windows outside of their layers, and would be silently wrong.
 ARCHITECTURES: Mapping[str, str] = {
+    "cohere": "CohereForCausalLM",
     "falcon": "FalconForCausalLM",
+    "gemma": "GemmaForCausalLM",
     "gemma2": "Gemma2ForCausalLM",
     "gemma3_text": "Gemma3ForCausalLM",
     "gpt2": "GPT2LMHeadModel",
     "gpt_neox": "GPTNeoXForCausalLM",
     "gpt_oss": "GptOssForCausalLM",
+    "granite": "GraniteForCausalLM",
     "llama": "LlamaForCausalLM",
     "mistral": "MistralForCausalLM",
     "mixtral": "MixtralForCausalLM",
     "olmo": "OlmoForCausalLM",
+    "olmo2": "Olmo2ForCausalLM",
+    "olmo3": "Olmo3ForCausalLM",
     "opt": "OPTForCausalLM",
+    "phi": "PhiForCausalLM",
     "phi3": "Phi3ForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
+    "qwen2_moe": "Qwen2MoeForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
     "qwen3_moe": "Qwen3MoeForCausalLM",
+    "smollm3": "SmolLM3ForCausalLM",
     "stablelm": "StableLmForCausalLM",
+    "starcoder2": "Starcoder2ForCausalLM",
 }
 
 # Frequencies of these depend on the model alone; of others ("dynamic") also on a sequence's length. Those of
 # "longrope" do so only beyond the context that the model had at first, which is what such a model is served with.
 _STATIC_ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 LONGROPE = "longrope"
+_ROTARY_BY_LAYER_TYPE = ("gemma3_text", "olmo3")
 _LAYER_TYPES = ("full_attention", "sliding_attention")
 _STATE_SPACE_TYPES = (
     "bamba", "falcon_h1", "falcon_mamba", "granitemoehybrid", "jamba", "lfm2", "mamba", "mamba2", "minimax",
@@ -98,7 +108,7 @@ def _attention_reasons(config: Mapping[str, Any]) -> Iterator[str]:
     # transformers takes "yarn" for "longrope" in models of this type.
     static = ("default",) if config["model_type"] == "phi3" else _STATIC_ROPE_TYPES
     rotary = rope_parameters(config)
-    if len(rotary) > 1 and config["model_type"] != "gemma3_text":
+    if len(rotary) > 1 and config["model_type"] not in _ROTARY_BY_LAYER_TYPE:
         yield "the model's rotary embedding differs between layers, which is not supported for its type"
     for kind in map(rope_type, rotary):
         if kind not in (*static, LONGROPE):

@@ -182,7 +182,7 @@ def test_the_callers_config_is_left_as_it_was() -> None:
 @pytest.mark.parametrize(
     ("model_type", "options"),
     [
-        ("cohere", {"hidden_size": 64, "num_hidden_layers": 2, "vocab_size": 99}),
+        ("cohere2", {"hidden_size": 64, "num_hidden_layers": 2, "vocab_size": 99}),
         ("bloom", {"hidden_size": 64, "n_layer": 2, "n_head": 2, "vocab_size": 99}),
         ("gptj", {"n_embd": 64, "n_layer": 2, "vocab_size": 99}),
     ],
