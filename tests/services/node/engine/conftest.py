@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+import gc
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.parity import Reference
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _frozen_imports() -> Iterator[None]:
+    """Shards that are dropped are collected at once. That would look through all that torch and transformers hold,
+    which takes most of the time of these tests."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 @pytest.fixture(scope="session")
