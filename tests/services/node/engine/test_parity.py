@@ -15,6 +15,7 @@ from meshnet.model import LayerRange, Quantization
 from meshnet.model_files import ModelFiles
 from services.node.core.kv_ledger import BLOCK_TOKENS, blocks_for
 from services.node.core.work import ShardSpec
+from services.node.engine import attention
 from services.node.engine.attention import CachedSegment
 from services.node.engine.config import make_config
 from services.node.engine.held_model import HeldModel
@@ -24,11 +25,12 @@ from services.node.engine.structure import find_structure
 from services.node.engine.weights import SafetensorsSource
 from services.node.files.manifest import read_manifest
 from services.node.files.model_config import read_config
+from services.node.files.support import ARCHITECTURES
 from tests.parity import Reference
 from tests.services.node.engine.models import TINY, mesh, prompt_of, save_model, splits_of, steady
 
 LOGITS_TOLERANCE = 1e-4
-BOUNDARY_TOLERANCE = 0.02
+BOUNDARY_TOLERANCE = 0.03
 
 
 SPLITS = [(1,), (2,), (3,), (1, 2, 3)]
@@ -134,6 +136,18 @@ def test_float32_logits_of_mixed_chunks_equal_the_unsharded_model(
             cache.check_integrity()
             tokens = blocks_for(cache.length) * BLOCK_TOKENS
             assert cache.allocated_bytes == len(shard.layers) * manifest.kv_bytes(tokens, Quantization.FLOAT32)
+
+
+@pytest.mark.parametrize("kind", ["llama", "mistral-window", "gemma2", "gpt_oss"])
+def test_long_chunks_are_attended_for_in_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    """Of 7 rows here, so that there are several a chunk, and blocks of one row."""
+    monkeypatch.setattr(attention, "_QUERY_ROWS", 7)
+    files = save_model(tmp_path, TINY[kind])
+    assert deviation(sharded_logits(float32_shards(files)), unsharded_logits(files)) < LOGITS_TOLERANCE
+
+
+def test_what_is_supported_is_compared_here() -> None:
+    assert {options["model_type"] for options in TINY.values()} == set(ARCHITECTURES)
 
 
 def test_bfloat16_boundaries_round_and_no_more(steady_files: ModelFiles) -> None:
