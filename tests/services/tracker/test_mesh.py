@@ -15,6 +15,7 @@ from meshnet.model import LayerRange
 from meshnet.topology import Shard, ShardState
 from services.tracker.effects import Effects, Settings
 from services.tracker.mesh import Mesh
+from services.tracker.placement import WORKSPACE_BYTES
 from services.tracker.view import settled
 from tests.services.tracker.meshes import MB, manifest, node, shard
 
@@ -321,13 +322,15 @@ def test_ready_ranges_that_touch_are_one_shard() -> None:
 
 def test_room_that_a_node_has_found_in_itself_is_used_at_once() -> None:
     mesh = make_mesh("m")
-    # Room for 30 layers on the first; for 3 on the second, and for more as soon as its workspace is known.
+    # Room for 30 layers on the first; for 3 on the second, and for 3 more as soon as its steps take less.
     join(mesh, "n1", 31 * MB)
-    join(mesh, "n2", 3 * MB)
+    lends = replace(node("n2", 6 * MB + KV_ROOM), workspace_bytes=WORKSPACE_BYTES + 3 * MB)
+    mesh.register(lends, "i", [manifest()], LATER)
     finish_all(mesh)
     held = mesh.registry.nodes()["n2"].shards
     assert sum(len(shard.layers) for shard in held) == 3
-    assert mesh.heartbeat("n2", "i", held, LATER).directives == ()
+    same = mesh.heartbeat("n2", "i", held, LATER, workspace_bytes=WORKSPACE_BYTES + 3 * MB)
+    assert same.directives == ()
     effects = mesh.heartbeat("n2", "i", held, LATER, workspace_bytes=10 * MB)
-    assert sum(len(directive.layers) for directive in effects.directives) == 6
+    assert sum(len(directive.layers) for directive in effects.directives) == 3
     assert mesh.heartbeat("n2", "i", held, LATER, workspace_bytes=10 * MB).directives == ()
