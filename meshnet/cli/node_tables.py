@@ -97,8 +97,14 @@ def _tracker_link(node: Node) -> Link | None:
 def _way(link: Link | None) -> str:
     if link is None:
         return UNKNOWN
-    rate = f", {format_size(int(link.bytes_per_second))}/s" if link.bytes_per_second else ""
-    return f"{1000 * link.rtt_seconds:.3g} ms{rate}"
+    rate = f", {_brief_size(link.bytes_per_second)}/s" if link.bytes_per_second else ""
+    return f"{1000 * link.rtt_seconds:.2g} ms{rate}"
+
+
+def _brief_size(num_bytes: float) -> str:
+    """Without a fraction where there are three digits before it."""
+    number, unit = format_size(int(num_bytes)).split()
+    return f"{float(number):.3g} {unit}"
 
 
 def _held_speeds(node: Node) -> list[Speed]:
