@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TypeVar
 
 import torch
@@ -28,6 +29,7 @@ from services.node.engine.config import make_config
 from services.node.engine.device import free_bytes, is_out_of_memory, machine_name
 from services.node.engine.gguf_weights import GgufSource
 from services.node.engine.held_model import HeldModel
+from services.node.engine.kv_pool import allocate_pools
 from services.node.engine.loading import load_shard
 from services.node.engine.precision import BOUNDARY_DTYPE
 from services.node.engine.sampling import choose
@@ -68,8 +70,13 @@ class TorchExecutor:
 
     @property
     def kv_bytes(self) -> int:
-        """Bytes that the KV caches really take."""
+        """Bytes that the memory for KV caches takes, used or not."""
         return self._caches.allocated_bytes
+
+    @property
+    def num_kv_blocks(self) -> int:
+        """Blocks of KV cache that sessions have taken, in all layers together."""
+        return self._caches.num_blocks
 
     def entry(self, model_id: str) -> Entry:
         """The embedding and head that are held. Raises UnknownModel or WrongLayers. For measurements and tests."""
@@ -84,7 +91,9 @@ class TorchExecutor:
         if model_id not in self._files:
             raise BadFiles(f"this node has no files of model {model_id!r}")
         try:
-            return self._load(self._files[model_id], spec, progress)
+            # First of all, so that a node that cannot keep the promise reads nothing.
+            kv = allocate_pools(spec.manifest, spec.layers, spec.quantization, spec.kv_tokens, self._device)
+            return replace(self._load(self._files[model_id], spec, progress), kv=kv)
         except LoadFailed:
             raise
         # The one boundary at which the errors of torch, transformers, bitsandbytes and the file formats arrive.
@@ -97,11 +106,12 @@ class TorchExecutor:
     def attach(self, shard: LoadedShard) -> None:
         assert isinstance(shard, TorchShard)
         # Layers that are held already are replaced, and what their sessions cached may be of another precision.
-        self._caches.free_layers(shard.model_id, shard.range)
+        self._caches.remove_layers(shard.model_id, shard.range)
+        self._caches.add_layers(shard.model_id, shard.kv)
         self._models.setdefault(shard.model_id, HeldModel(shard)).attach(shard)
 
     def detach(self, model_id: str, layers: LayerRange) -> None:
-        self._caches.free_layers(model_id, layers)
+        self._caches.remove_layers(model_id, layers)
         model = self._models.get(model_id)
         if model is None:
             return

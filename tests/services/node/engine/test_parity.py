@@ -16,6 +16,7 @@ from services.node.engine.attention import CachedSegment
 from services.node.engine.config import make_config
 from services.node.engine.held_model import HeldModel
 from services.node.engine.kv_cache import KvCache
+from services.node.engine.kv_pool import allocate_pools
 from services.node.engine.loading import load_shard
 from services.node.engine.structure import find_structure
 from services.node.engine.weights import SafetensorsSource
@@ -65,7 +66,11 @@ def test_float32_logits_of_mixed_chunks_equal_the_unsharded_model(files: ModelFi
     with torch.inference_mode():
         wanted = [reference(torch.tensor([ids])).logits[0] for ids in (first, second)]
     model = float32_model(files)
-    a, b = KvCache(LayerRange(0, 4)), KvCache(LayerRange(0, 4))
+    manifest = read_manifest(files)
+    pools = allocate_pools(manifest, manifest.all_layers, Quantization.FLOAT32, 256, torch.device("cpu"))
+    a, b = KvCache(manifest.all_layers, pools), KvCache(manifest.all_layers, pools)
+    a.reserve(len(first))
+    b.reserve(len(second))
     seen_a = [logits(model, [(a, first[:17])])[0]]
     seen_b = []
     for part_a, part_b in (((17, 18), (0, 15)), ((18, 39), (15, 16)), ((39, 40), (16, 23))):
