@@ -3,16 +3,8 @@
 from __future__ import annotations
 
 from meshnet.errors import KvFull
-from meshnet.model import LayerRange
+from meshnet.model import BLOCK_TOKENS, LayerRange, blocks_for
 from services.node.core.work import SessionKey
-
-# What the ledger counts in and a cache grows by.
-BLOCK_TOKENS = 128
-
-
-def blocks_for(num_tokens: int) -> int:
-    """Blocks of 128 tokens that hold this many."""
-    return -(-num_tokens // BLOCK_TOKENS)
 
 
 class KvLedger:

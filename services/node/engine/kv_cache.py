@@ -6,8 +6,7 @@ from collections.abc import Mapping
 
 import torch
 
-from meshnet.model import LayerRange
-from services.node.core.kv_ledger import BLOCK_TOKENS, blocks_for
+from meshnet.model import BLOCK_TOKENS, LayerRange, blocks_for
 from services.node.core.regions import Region
 from services.node.engine.kv_pool import LayerPool
 

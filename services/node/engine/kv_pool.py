@@ -7,9 +7,8 @@ from collections.abc import Mapping
 import torch
 
 from meshnet.errors import NoRoom
-from meshnet.model import LayerRange, ModelManifest, Quantization
+from meshnet.model import BLOCK_TOKENS, LayerRange, ModelManifest, Quantization, blocks_for
 from meshnet.sizes import format_size
-from services.node.core.kv_ledger import BLOCK_TOKENS, blocks_for
 from services.node.core.regions import Move, Region, Regions
 from services.node.engine.device import free_bytes, is_out_of_memory
 from services.node.engine.precision import compute_dtype
@@ -54,8 +53,9 @@ class LayerPool:
         if self._keys is None or self._values is None:
             self._keys, self._values = self._divide(keys, values)
         first = region.start * BLOCK_TOKENS
-        begin, end = first + position, first + position + keys.shape[1]
-        assert end <= region.end * BLOCK_TOKENS, (end, region)
+        begin = first + position
+        end = begin + keys.shape[1]
+        assert end <= first + region.num_blocks * BLOCK_TOKENS, (end, region)
         self._keys[:, begin:end] = keys
         self._values[:, begin:end] = values
         return self._keys[:, first:end], self._values[:, first:end]
@@ -63,7 +63,7 @@ class LayerPool:
     def _divide(self, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         tokens = self.regions.num_blocks * BLOCK_TOKENS
         (key_heads, _, key_dim), (value_heads, _, value_dim) = keys.shape, values.shape
-        parts = self._memory.split([tokens * key_heads * key_dim, tokens * value_heads * value_dim])
+        parts = torch.split(self._memory, [tokens * key_heads * key_dim, tokens * value_heads * value_dim])
         return parts[0].view(key_heads, tokens, key_dim), parts[1].view(value_heads, tokens, value_dim)
 
 

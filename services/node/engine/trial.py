@@ -9,9 +9,8 @@ from collections.abc import Sequence
 import torch
 
 from meshnet.errors import NoRoom
-from meshnet.model import LayerRange
+from meshnet.model import LayerRange, blocks_for
 from services.node.core.batching import TOKEN_BUDGET
-from services.node.core.kv_ledger import blocks_for
 from services.node.core.speeds import PREFILL_TOKENS
 from services.node.engine.attention import CachedSegment
 from services.node.engine.device import is_out_of_memory, peak_bytes

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshnet.errors import KvFull, PositionMismatch
-from meshnet.model import LayerRange
-from services.node.core.kv_ledger import BLOCK_TOKENS, KvLedger
+from meshnet.model import BLOCK_TOKENS, LayerRange
+from services.node.core.kv_ledger import KvLedger
 from services.node.core.sessions import Piece, SessionTable
 from services.node.core.work import SessionKey
 

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshnet.errors import KvFull, NoRoom
-from meshnet.model import LayerRange, Quantization
-from services.node.core.kv_ledger import BLOCK_TOKENS
+from meshnet.model import BLOCK_TOKENS, LayerRange, Quantization
 from services.node.core.work import ShardSpec
 from services.node.engine.executor import TorchExecutor
 from services.node.engine.kv_cache import KvCache
