@@ -18,6 +18,7 @@ class KvCache:
         self.layers = layers
         self.length = 0
         self._parts = {layer: (pools[layer], Region()) for layer in layers.layers}
+        self._blocks_reserved = 0
 
     @property
     def num_blocks(self) -> int:
@@ -35,15 +36,16 @@ class KvCache:
     def reserve(self, num_tokens: int) -> None:
         """Makes room for that many tokens in all. Raises KvFull; layers before the full one may then have more."""
         wanted = blocks_for(num_tokens)
-        for pool, region in self._parts.values():
-            if region.num_blocks < wanted:
+        if wanted > self._blocks_reserved:
+            for pool, region in self._parts.values():
                 pool.grow(region, num_tokens)
+            self._blocks_reserved = wanted
 
     def release(self) -> None:
         """Gives all blocks back to the pools. The cache must not be used any more."""
         for pool, region in self._parts.values():
             pool.regions.release(region)
-        self.length = 0
+        self.length = self._blocks_reserved = 0
 
     def write(
         self, layer: int, position: int, keys: torch.Tensor, values: torch.Tensor
