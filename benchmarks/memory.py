@@ -34,7 +34,10 @@ WEIGHTS_TOLERANCE, TOTAL_TOLERANCE = 0.05, 0.10
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Bytes of one shard, predicted and measured. `loading`: the most while it was loaded, `base`: the empty node."""
+    """Bytes of one shard, predicted and measured.
+
+    `loading`: the most while it was loaded, `loaded`: when that was done, `base`: the empty node.
+    """
 
     weights: int
     weights_held: int
@@ -43,6 +46,7 @@ class Row:
     workspace: int
     total_held: int
     loading: int
+    loaded: int
     base: int
 
     @property

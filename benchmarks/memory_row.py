@@ -54,6 +54,7 @@ def main(arguments: Sequence[str]) -> None:
     shard = load(executor, manifest, layers, quantization, int(kv_tokens))
     loading = resident_bytes("VmHWM") - base
     executor.attach(shard)
+    loaded = resident_bytes() - base
     forget_peak()
     if not bounds:
         run_largest_step(executor, manifest, layers, int(kv_tokens))
@@ -65,6 +66,7 @@ def main(arguments: Sequence[str]) -> None:
         "workspace": predict_workspace_bytes(manifest, quantization, longest, entry=layers.start == 0),
         "total_held": resident_bytes("VmHWM") - base,
         "loading": loading,
+        "loaded": loaded,
         "base": base,
     }
     print(json.dumps(row))

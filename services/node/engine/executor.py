@@ -26,7 +26,7 @@ from services.node.core.work import (
 from services.node.engine.buffers import to_buffer, write_rows
 from services.node.engine.caches import KvCaches, StepPlan
 from services.node.engine.config import make_config
-from services.node.engine.device import free_bytes, is_out_of_memory, machine_name
+from services.node.engine.device import free_bytes, give_back, is_out_of_memory, machine_name
 from services.node.engine.gguf_weights import GgufSource
 from services.node.engine.held_model import HeldModel
 from services.node.engine.kv_pool import allocate_pools
@@ -41,6 +41,9 @@ from services.node.files.gguf_header import gguf_config, open_gguf
 from services.node.files.model_config import read_config
 
 _Kind = TypeVar("_Kind")
+
+# Memory that a load no longer uses is given back whenever so many bytes of weights have come, and in the end.
+GIVE_BACK_BYTES = 32 << 20
 
 
 class TorchExecutor:
@@ -102,6 +105,8 @@ class TorchExecutor:
                 raise NoRoom(f"out of memory while loading layers {spec.layers} of model {model_id!r}") from error
             reason = f"{type(error).__name__}: {error}"
             raise LoadFailed(f"layers {spec.layers} of model {model_id!r} cannot be loaded: {reason}") from error
+        finally:
+            give_back()
 
     def attach(self, shard: LoadedShard) -> None:
         assert isinstance(shard, TorchShard)
@@ -120,6 +125,7 @@ class TorchExecutor:
             del self._models[model_id]
         # Quantized layers refer to themselves in circles; without this their memory stays for a while.
         gc.collect()
+        give_back()
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
 
@@ -133,11 +139,14 @@ class TorchExecutor:
     @torch.inference_mode()
     def _load(self, files: ModelFiles, spec: ShardSpec, progress: Progress) -> TorchShard:
         total = spec.manifest.weight_bytes(spec.layers, spec.quantization)
-        loaded = 0
+        loaded = given_back = 0
 
         def on_bytes(count: int) -> None:
-            nonlocal loaded
+            nonlocal loaded, given_back
             loaded += count
+            if loaded - given_back > GIVE_BACK_BYTES:
+                give_back()
+                given_back = loaded
             progress(min(loaded, total), total)
 
         if files.is_gguf:
@@ -147,8 +156,7 @@ class TorchExecutor:
             source = GgufSource(reader, stated, spec.manifest.num_layers)
             return load_shard(spec, structure, source, self._device, on_bytes)
         structure = find_structure(make_config(read_config(files)))
-        with SafetensorsSource(files, structure.base) as tensors:
-            return load_shard(spec, structure, tensors, self._device, on_bytes)
+        return load_shard(spec, structure, SafetensorsSource(files, structure.base), self._device, on_bytes)
 
     @torch.inference_mode()
     def _run(self, batch: Sequence[Work]) -> list[Result]:

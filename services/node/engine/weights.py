@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from contextlib import ExitStack
-from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Protocol
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -34,7 +32,8 @@ class WeightSource(Protocol):
 
 
 class SafetensorsSource:
-    """The safetensors files of a directory. Reads map the file and copy the one tensor.
+    """The safetensors files of a directory. Each read maps the file for as long as it takes to copy the one tensor:
+    what was read of a mapped file counts as the process's memory until it is unmapped.
 
     `prefix` is what stands before the names of the base model; checkpoints of the base model alone lack it.
     """
@@ -43,17 +42,6 @@ class SafetensorsSource:
         self._directory = files.path
         self._tensors = read_directory(files.path)
         self._prefix = f"{prefix}."
-        self._files: dict[str, Any] = {}
-        self._open = ExitStack()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._files.clear()
-        self._open.close()
 
     def holds(self, name: str) -> bool:
         return self._stored_name(name) is not None
@@ -62,12 +50,14 @@ class SafetensorsSource:
         stored = self._stored_name(name)
         if stored is None:
             raise BadFiles(f"the weight files lack the tensor {name!r}")
+        file = self._tensors[stored].file
         try:
-            tensor: torch.Tensor = self._file(self._tensors[stored].file).get_tensor(stored)
+            with safe_open(str(self._directory / file), framework="pt", device="cpu") as opened:
+                tensor: torch.Tensor = opened.get_tensor(stored)
+                # A copy in any case: what was read is a view of the mapped file.
+                return tensor.to(dtype, copy=True)
         except (SafetensorError, OSError) as error:
-            raise BadFiles(f"tensor {stored!r} cannot be read from {self._tensors[stored].file}") from error
-        # A copy in any case: what was read is a view of the mapped file.
-        return tensor.to(dtype, copy=True)
+            raise BadFiles(f"tensor {stored!r} cannot be read from {file}") from error
 
     def leftovers(self, names: Collection[str]) -> frozenset[str]:
         known = {self._stored_name(name) for name in names}
@@ -76,9 +66,3 @@ class SafetensorsSource:
     def _stored_name(self, name: str) -> str | None:
         candidates = (name, name.removeprefix(self._prefix), _STORED_AS.get(name))
         return next((candidate for candidate in candidates if candidate in self._tensors), None)
-
-    def _file(self, file: str) -> Any:
-        if file not in self._files:
-            opened = safe_open(str(self._directory / file), framework="pt", device="cpu")
-            self._files[file] = self._open.enter_context(opened)
-        return self._files[file]

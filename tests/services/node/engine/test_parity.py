@@ -37,7 +37,8 @@ def float32_model(files: ModelFiles) -> HeldModel:
     manifest = read_manifest(files)
     structure = find_structure(make_config(read_config(files)))
     spec = ShardSpec(manifest, manifest.all_layers, Quantization.FLOAT32, 512)
-    with torch.inference_mode(), SafetensorsSource(files, structure.base) as source:
+    with torch.inference_mode():
+        source = SafetensorsSource(files, structure.base)
         shard = load_shard(spec, structure, source, torch.device("cpu"), lambda count: None)
     model = HeldModel(shard)
     model.attach(shard)
