@@ -127,7 +127,7 @@ def _quantize_nf4(weight: torch.Tensor) -> tuple[torch.Tensor, Any]:
     # So many rows that no block of values has parts in two pieces.
     rows = NF4_BLOCK * max(1, _NF4_PIECE_VALUES // (NF4_BLOCK * weight.shape[1]))
     packed, scales, state = [], [], None
-    for piece in weight.split(rows):
+    for piece in torch.split(weight, rows):
         values, state = quantize_4bit(
             piece.contiguous(), blocksize=NF4_BLOCK, compress_statistics=False, quant_type="nf4"
         )
