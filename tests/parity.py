@@ -18,6 +18,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.initialization import no_init_weights
 from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
+from meshnet.model import LayerRange, Quantization
+from services.node.engine.linear import make_linear
+
 TOLERATED_STEPS = 2.0
 _MANTISSA_BITS = 7
 
@@ -43,14 +46,25 @@ class Reference:
         logits: torch.Tensor = self.model(torch.tensor([list(token_ids)]), use_cache=False).logits[0]
         return logits
 
-    def check(self, prompt_ids: Sequence[int], emitted_ids: Sequence[int]) -> ParityReport:
+    def quantize(self, layers: LayerRange, quantization: Quantization) -> None:
+        """Stores the linear layers in these layers of the model as a node does."""
+        for index in layers.layers:
+            layer = self.model.get_submodule(f"model.layers.{index}")
+            linears = [(name, module) for name, module in layer.named_modules() if isinstance(module, torch.nn.Linear)]
+            for name, module in linears:
+                weight, bias = module.weight.detach(), module.bias
+                layer.set_submodule(name, make_linear(weight, bias, quantization, torch.device("cpu")))
+
+    def check(
+        self, prompt_ids: Sequence[int], emitted_ids: Sequence[int], tolerated_steps: float = TOLERATED_STEPS
+    ) -> ParityReport:
         """Asserts that each emitted token is right after the prompt and the tokens emitted before it."""
         assert emitted_ids, "nothing was emitted"
         logits = self.logits([*prompt_ids, *emitted_ids[:-1]])[len(prompt_ids) - 1 :].float()
         flips, worst = 0, 0.0
         for index, (row, token) in enumerate(zip(logits, emitted_ids, strict=True)):
             gap = gap_in_steps(row, token)
-            assert gap <= TOLERATED_STEPS, (
+            assert gap <= tolerated_steps, (
                 f"token {index} is {token}, the reference's is {int(row.argmax())}, "
                 f"{gap:.1f} bfloat16 steps above: {list(emitted_ids)}"
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import defaultdict
 from collections.abc import Callable
@@ -17,6 +18,9 @@ from services.tracker.mesh import Mesh
 from services.tracker.registry import Member
 from services.tracker.remembered import Remembered
 
+# Simulated nodes report a load once, not twice a second: their silence means nothing.
+SETTINGS = Settings(answer_seconds=math.inf)
+
 
 class Ours:
     """`seconds`: real time of each call that may plan, by what called for it; `longest_gap` between two ticks of
@@ -29,7 +33,7 @@ class Ours:
         self._around = around
         ids = count()
         models = {sizes.model_id: sizes.model for sizes in around.catalogue.values()}
-        self.mesh = Mesh(settings or Settings(), lambda: f"d{next(ids)}", remembered=Remembered(models=models))
+        self.mesh = Mesh(settings or SETTINGS, lambda: f"d{next(ids)}", remembered=Remembered(models=models))
         self._members: dict[str, Member] = {}
         self._longest_gap = longest_gap
         self._ticked_at = 0.0

@@ -43,9 +43,11 @@ class Agent:
         on_directive: Callable[[Directive], Awaitable[None]],
         on_topology: Callable[[], None] = lambda: None,
         on_lost: Callable[[LostNode], None] = lambda lost: None,
+        on_parted: Callable[[], None] = lambda: None,
     ) -> None:
-        """Stays a member for ever. `on_lost` is called for each node that is gone from the mesh. Raises InvalidRequest
-        if the tracker refuses this node for good."""
+        """Stays a member for ever. `on_lost` is called for each node that is gone from the mesh, `on_parted` when the
+        tracker is out of reach, or this node must register again. Raises InvalidRequest if the tracker refuses this
+        node for good."""
         while True:
             lease = await self._register()
             self._members.reconnected(time.monotonic(), lease.lease_seconds)
@@ -60,6 +62,7 @@ class Agent:
             except (TrackerUnreachable, InvalidRequest, TopologyGap) as lost:
                 log.warning("%s; serving goes on, registering again", lost)
             self.registered.clear()
+            on_parted()
             await asyncio.sleep(RETRY_SECONDS)
 
     def announce(self) -> None:

@@ -49,6 +49,8 @@ class DirectiveWorker:
         self._queue: asyncio.Queue[Directive] = asyncio.Queue()
         # A tracker that comes back sends its open directives again.
         self._known: dict[str, Directive] = {}
+        # The one that is being done.
+        self._begun: str | None = None
 
     async def accept(self, directive: Directive) -> None:
         """Queues a directive. One that is known already is only reported again; one of an older plan is refused."""
@@ -69,23 +71,48 @@ class DirectiveWorker:
         await self._advance(directive, DirectiveState.ACCEPTED)
         self._queue.put_nowait(self._known[directive.directive_id])
 
+    def forget_waiting(self) -> None:
+        """The tracker is out of reach: what has not begun is void. The same tracker sends it again when it is back;
+        another one plans anew, and does not know of it."""
+        while not self._queue.empty():
+            self._queue.get_nowait()
+        self._known = {i: d for i, d in self._known.items() if d.state.is_final or i == self._begun}
+        self._plan_version = max((d.plan_version for d in self._known.values()), default=0)
+        self._forwarding.changes.announce()
+
     async def run(self) -> None:
         """Works through the queue for ever."""
         while True:
             directive = await self._queue.get()
-            log.info("%s layers %s of %s: %s", directive.kind, directive.layers, directive.model_id, directive.reason)
             try:
                 if directive.kind is DirectiveKind.LOAD_SHARD:
                     async with self._loads:
-                        await self._load(directive)
+                        if self._begin(directive):
+                            await self._load(directive)
                 else:
-                    await self._drop(directive)
+                    await self._wait_for_sessions(directive)
+                    if self._begin(directive):
+                        await self._drop(directive)
             except Exception as error:
                 if not isinstance(error, MeshnetError):
                     log.exception("directive %s failed", directive.directive_id)
                 log.warning("%s layers %s failed: %s", directive.kind, directive.layers, error)
-                current = self._known[directive.directive_id]
+                current = self._known.get(directive.directive_id, directive)
                 await self._fail(current, str(error) or type(error).__name__, _failure_kind(error))
+            finally:
+                self._begun = None
+
+    def _begin(self, directive: Directive) -> bool:
+        """Whether it is still to be done."""
+        if self._is_void(directive):
+            return False
+        log.info("%s layers %s of %s: %s", directive.kind, directive.layers, directive.model_id, directive.reason)
+        self._begun = directive.directive_id
+        return True
+
+    def _is_void(self, directive: Directive) -> bool:
+        """It has been forgotten, though it may have come again since."""
+        return self._known.get(directive.directive_id) is not directive
 
     async def _load(self, directive: Directive) -> None:
         spec = self._spec(directive)
@@ -201,12 +228,16 @@ class DirectiveWorker:
                 async with asyncio.timeout(PROGRESS_SECONDS):
                     await done.wait()
 
+    async def _wait_for_sessions(self, directive: Directive) -> None:
+        """Until none passes the layers that are to be dropped, for at most as long as they may keep them."""
+        sessions = self._forwarding.sessions
+
+        def is_free() -> bool | None:
+            return self._is_void(directive) or not sessions.keys_through(directive.model_id, directive.layers) or None
+
+        await self._forwarding.changes.wait_until(is_free, self._config.drain_timeout)
+
     async def _drop(self, directive: Directive) -> None:
-        forwarding = self._forwarding
-        await forwarding.changes.wait_until(
-            lambda: not forwarding.sessions.keys_through(directive.model_id, directive.layers) or None,
-            self._config.drain_timeout,
-        )
         await self._detach(directive.model_id, directive.layers)
         await self._advance(self._known[directive.directive_id], DirectiveState.DROPPED)
 

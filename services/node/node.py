@@ -91,7 +91,11 @@ class NodeServer:
     async def run(self) -> None:
         """Serves for ever. Raises InvalidRequest if the tracker refuses this node for good."""
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._agent.run(self._worker.accept, self._prober.wake, self._forwarding.node_lost))
+            group.create_task(
+                self._agent.run(
+                    self._worker.accept, self._prober.wake, self._forwarding.node_lost, self._worker.forget_waiting
+                )
+            )
             group.create_task(self._links.run())
             group.create_task(self._prober.run())
             group.create_task(self._measuring.run())

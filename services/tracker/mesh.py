@@ -10,18 +10,19 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
 from meshnet.directive import Directive, DirectiveState, FailureKind
-from meshnet.errors import InvalidRequest, UnknownModel
+from meshnet.errors import InvalidRequest
 from meshnet.model import ModelManifest
 from meshnet.topology import DeployedModel, Link, Node, RouteProbe, Shard, Speed, Topology
+from services.tracker.deployments import Deployments
 from services.tracker.directives import Ledger
 from services.tracker.effects import Effects, Note, Settings
 from services.tracker.placement import Plan
 from services.tracker.placing import Placing, finished_note, is_failed
 from services.tracker.publisher import Publisher
 from services.tracker.registry import MAX_MODEL_BYTES, Member, Registry, check_measurements, check_probes
-from services.tracker.remembered import Remembered, Save, SaveEvicted, SaveModel, SaveUndeployed
+from services.tracker.remembered import Remembered, Save, SaveEvicted
 from services.tracker.settling import Settling
-from services.tracker.view import described, described_model, layers_of, published, settled
+from services.tracker.view import described, layers_of, published, settled
 
 
 class Mesh:
@@ -42,10 +43,8 @@ class Mesh:
         self.settings = settings
         self.registry = Registry(settings.lease_seconds, settings.suspect_seconds, remembered.evicted)
         self._placing = Placing(new_id, settings.policy, first_version)
-        self._models: dict[str, DeployedModel] = dict(remembered.models)
+        self._deployments = Deployments(self.registry, settings.auto_deploy, remembered)
         self._publisher = Publisher(first_version, self._models, remembered)
-        # An undeploy is the later word than a flag of the command line that is the same at every start.
-        self._to_deploy = set(settings.auto_deploy) - self._models.keys() - remembered.undeployed
         holders = [node_id for node_id, assignments in remembered.nodes.items() if assignments]
         self._settling = Settling(now, settings.settle_seconds, holders)
         self.registry.draining.update(remembered.draining)
@@ -55,11 +54,6 @@ class Mesh:
         self._unpublished: set[str] = set()
         self._notes: list[Note] = []
         self._saves: list[Save] = []
-        for model in self._models.values():
-            self.registry.pin(model.manifest)
-            self._note(f"model {model.model_id} is deployed, as before the restart")
-        for model_id in sorted(remembered.undeployed & set(settings.auto_deploy)):
-            self._note(f"model {model_id} stays undeployed, as it was left: `meshnet deploy {model_id}` brings it back")
 
     @property
     def topology(self) -> Topology:
@@ -99,7 +93,7 @@ class Mesh:
         for model_id in outcome.other_revisions:
             text = f"node {node_id} has another revision of {model_id} than the mesh serves; it gets no layers of it"
             self._note(text, logging.WARNING)
-        for model_id in sorted(self._to_deploy & self.registry.manifests.keys()):
+        for model_id in self._deployments.due():
             self._deploy(self.wished(model_id, self.settings.auto_kv_tokens, 0))
         return self._replan(now)
 
@@ -138,7 +132,7 @@ class Mesh:
         check_probes(node_id, probes)
         check_measurements(node_id, speeds, links)
         was_suspect = self._heard(member, now)
-        before, was_proven = member.node.shards, member.node.probes
+        before = member.node
         reported_at = self._reported_at.get(node_id)
         just_reported = reported_at is not None and now - reported_at < self.settings.stale_seconds
         if not just_reported:
@@ -158,10 +152,11 @@ class Mesh:
                 links=tuple(links),
             ),
         )
-        if not was_suspect and layers_of(before) == layers_of(member.node.shards):
-            # Counters alone wait for the next tick, unless they tell what a shard that came or went has changed.
-            return self._publish(now) if just_reported or member.node.probes != was_proven else Effects()
-        return self._replan(now)
+        has_other_room = member.node.workspace_bytes != before.workspace_bytes
+        if was_suspect or has_other_room or layers_of(before.shards) != layers_of(member.node.shards):
+            return self._replan(now)
+        # Counters alone wait for the next tick, unless they tell what a shard that came or went has changed.
+        return self._publish(now) if just_reported or member.node.probes != before.probes else Effects()
 
     def report(
         self,
@@ -271,45 +266,17 @@ class Mesh:
     def wished(
         self, model_id: str, kv_tokens: int, priority: int, max_context: int = 0, sessions: int = 0, replicas: int = 0
     ) -> DeployedModel:
-        """A model as somebody wants it deployed.
-
-        `max_context` 0: what the model was made for. `kv_tokens` 0: as many as `sessions` (0: one) of that length take.
-        `replicas` 0: as many as there is room for. Raises UnknownModel or InvalidRequest.
-        """
-        manifest = self.registry.manifests.get(model_id)
-        if manifest is None:
-            known = ", ".join(sorted(self.registry.manifests)) or "none"
-            raise UnknownModel(
-                f"no node has the files of model {model_id!r}; known models: {known}. "
-                f"Start a node that has them: --model {model_id}=PATH"
-            )
-        if max_context > manifest.context_length:
-            raise InvalidRequest(
-                f"model {model_id} was made for {manifest.context_length} tokens, not for {max_context}"
-            )
-        context = max_context or manifest.context_length
-        if kv_tokens and sessions:
-            raise InvalidRequest("name either the tokens of the KV cache or the sessions that it has room for")
-        room = kv_tokens or context * (sessions or 1)
-        limit = None if context == manifest.context_length else context
-        return DeployedModel(manifest, room, priority, limit, replicas or None)
+        """As Deployments.wished."""
+        return self._deployments.wished(model_id, kv_tokens, priority, max_context, sessions, replicas)
 
     def undeploy(self, model_id: str, now: float) -> Effects:
         """Raises UnknownModel for a model that is not deployed."""
-        self.deployed(model_id)
-        del self._models[model_id]
-        self._to_deploy.discard(model_id)
-        self.registry.unpin(model_id)
-        self._saves.append(SaveUndeployed(model_id))
-        self._note(f"model {model_id} undeployed")
+        self._deployments.remove(model_id)
         return self._replan(now)
 
     def deployed(self, model_id: str) -> DeployedModel:
         """Raises UnknownModel, naming the deployed models."""
-        if model_id not in self._models:
-            deployed = ", ".join(sorted(self._models)) or "none"
-            raise UnknownModel(f"model {model_id!r} is not deployed; deployed models: {deployed}")
-        return self._models[model_id]
+        return self._deployments.get(model_id)
 
     # Plans
 
@@ -321,7 +288,7 @@ class Mesh:
         Raises InvalidRequest for what `deploy` would refuse.
         """
         if deploy is not None:
-            self._check_room(deploy)
+            self._deployments.check_room(deploy, self._held_models())
         self._sync()
         models = self._models | ({deploy.model_id: deploy} if deploy else {})
         return self._placing.preview(without, models.values(), rebalance=rebalance)
@@ -344,25 +311,13 @@ class Mesh:
 
     # Inside
 
-    def _deploy(self, model: DeployedModel) -> None:
-        model_id = model.model_id
-        self._check_room(model)
-        old = self._models.get(model_id)
-        self._models[model_id] = model
-        self._to_deploy.discard(model_id)
-        self.registry.pin(model.manifest)
-        if model != old:
-            self._saves.append(SaveModel(model))
-            self._note(f"model {described_model(model)}")
+    @property
+    def _models(self) -> dict[str, DeployedModel]:
+        return self._deployments.models
 
-    def _check_room(self, model: DeployedModel) -> None:
-        """Loaded shards keep the KV cache that they were loaded with."""
-        old = self._models.get(model.model_id)
-        if old is not None and old.kv_tokens != model.kv_tokens and self._is_held(model.model_id):
-            raise InvalidRequest(
-                f"model {model.model_id} is loaded with KV cache room for {old.kv_tokens} tokens, not "
-                f"{model.kv_tokens}: undeploy it first, or deploy it with the same number"
-            )
+    def _deploy(self, model: DeployedModel) -> None:
+        self._deployments.check_room(model, self._held_models())
+        self._deployments.put(model)
 
     def _heard(self, member: Member, now: float) -> bool:
         was_suspect = self.registry.renew(member, now)
@@ -370,8 +325,8 @@ class Mesh:
             self._note(f"node {member.node.node_id} is heard again")
         return was_suspect
 
-    def _is_held(self, model_id: str) -> bool:
-        return any(shard.model_id == model_id for node in self.topology.nodes.values() for shard in node.shards)
+    def _held_models(self) -> set[str]:
+        return {shard.model_id for node in self.topology.nodes.values() for shard in node.shards}
 
     def _forget(self, node_id: str, why: str) -> None:
         self._placing.forget(node_id, why)
@@ -409,17 +364,18 @@ class Mesh:
         self._collect()
         changed, self._unpublished = self._unpublished, set()
         topology_changed = self._publisher.publish({i: self._published(i) for i in changed}, self._models)
-        saves = [*self._saves, *self._publisher.saves(sorted(changed))]
+        saves = [*self._saves, *self._deployments.saves, *self._publisher.saves(sorted(changed))]
         if not self._settling.pauses(now):
             # The first time after a pause: also those that did not come back.
             saves += self._publisher.forgets(changed if self._has_forgotten else None)
             self._has_forgotten = True
             if self.registry.draining:
                 self.registry.draining &= self.topology.nodes.keys()
-        notes = [*self._placing.notes, *self._publisher.news()]
-        notes, self._notes = [*self._notes, *notes], []
-        self._placing.notes = []
-        self._saves = []
+        notes = [*self._notes, *self._deployments.notes, *self._placing.notes, *self._publisher.news()]
+        for taken in (self._notes, self._deployments.notes, self._placing.notes):
+            taken.clear()
+        for taken_saves in (self._saves, self._deployments.saves):
+            taken_saves.clear()
         return Effects(topology_changed=topology_changed, notes=tuple(notes), saves=tuple(saves))
 
     def _published(self, node_id: str) -> Node | None:

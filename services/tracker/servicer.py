@@ -12,7 +12,7 @@ from meshnet.rpc import translates_errors, translates_stream_errors
 from meshnet.v1 import common_pb2, tracker_pb2, tracker_pb2_grpc
 from meshnet.wire import WIRE_VERSION
 from services.tracker.tracker import Tracker
-from services.tracker.watch import watch_directives, watch_topology
+from services.tracker.watch import Updates, watch_directives, watch_topology
 
 Context = Any
 
@@ -25,6 +25,7 @@ class TrackerServicer(tracker_pb2_grpc.TrackerServicer):
     def __init__(self, tracker: Tracker) -> None:
         self._tracker = tracker
         self._mesh = tracker.mesh
+        self._updates = Updates(convert.update_to_proto)
 
     @translates_errors
     async def Register(  # noqa: N802
@@ -122,8 +123,8 @@ class TrackerServicer(tracker_pb2_grpc.TrackerServicer):
     async def WatchTopology(  # noqa: N802
         self, request: tracker_pb2.WatchTopologyRequest, context: Context
     ) -> AsyncIterator[common_pb2.TopologyUpdate]:
-        async for update in watch_topology(self._tracker.changes, lambda: self._mesh.topology):
-            yield convert.update_to_proto(update)
+        async for seen, topology in watch_topology(self._tracker.changes, lambda: self._mesh.topology):
+            yield self._updates.between(seen, topology)
 
     @translates_errors
     async def Ping(self, request: tracker_pb2.PingRequest, context: Context) -> tracker_pb2.PingResponse:  # noqa: N802

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable
+from typing import Generic, TypeVar
 
 from meshnet.admin import Event
 from meshnet.directive import Directive
 from meshnet.topology import Topology, TopologyUpdate
 from services.tracker.events import EventLog
+
+T = TypeVar("T")
 
 
 class Changes:
@@ -41,14 +44,33 @@ class Changes:
         self._changed = asyncio.Event()
 
 
-async def watch_topology(changes: Changes, current: Callable[[], Topology]) -> AsyncIterator[TopologyUpdate]:
-    """The whole topology now, then what has changed since the update before."""
-    sent: Topology | None = None
+async def watch_topology(
+    changes: Changes, current: Callable[[], Topology]
+) -> AsyncIterator[tuple[Topology | None, Topology]]:
+    """What was seen before and the topology as it is now: first nothing before, then a pair for each change."""
+    seen: Topology | None = None
     async for _ in changes.rounds():
         topology = current()
-        if sent is None or topology.version != sent.version:
-            yield topology.update_since(sent)
-            sent = topology
+        if seen is None or topology.version != seen.version:
+            yield seen, topology
+            seen = topology
+
+
+class Updates(Generic[T]):
+    """Updates between snapshots, made once for all watchers that have seen the same one; the newest few are kept."""
+
+    def __init__(self, make: Callable[[TopologyUpdate], T], keep: int = 16) -> None:
+        self._make = make
+        self._keep = keep
+        self._made: dict[tuple[int | None, int], T] = {}
+
+    def between(self, seen: Topology | None, topology: Topology) -> T:
+        key = (seen.version if seen else None, topology.version)
+        if key not in self._made:
+            self._made[key] = self._make(topology.update_since(seen))
+            if len(self._made) > self._keep:
+                del self._made[next(iter(self._made))]
+        return self._made[key]
 
 
 async def watch_events(

@@ -26,12 +26,23 @@ def curl(url: str, headers: list[str], body: Path) -> tuple[int, bytes]:
 
 def grpcurl(address: str, *arguments: str, data: dict[str, Any] | None = None) -> str:
     """Runs the real grpcurl: `list`, `describe SYMBOL`, or a method to call with `data`."""
+    outcome = _grpcurl(address, *arguments, data=data)
+    assert outcome.returncode == 0, outcome.stderr
+    return outcome.stdout
+
+
+def grpcurl_refused(address: str, *arguments: str, data: dict[str, Any] | None = None) -> str:
+    """What grpcurl says of a call that must fail."""
+    outcome = _grpcurl(address, *arguments, data=data)
+    assert outcome.returncode != 0, outcome.stdout
+    return outcome.stderr
+
+
+def _grpcurl(address: str, *arguments: str, data: dict[str, Any] | None) -> subprocess.CompletedProcess[str]:
     command = [str(Path(sys.executable).parent / "grpcurl"), "-plaintext"]
     if data:
         command += ["-d", json.dumps(data)]
-    outcome = subprocess.run([*command, address, *arguments], capture_output=True, text=True, timeout=30, check=False)
-    assert outcome.returncode == 0, outcome.stderr
-    return outcome.stdout
+    return subprocess.run([*command, address, *arguments], capture_output=True, text=True, timeout=30, check=False)
 
 
 def meshnet(*arguments: str) -> str:

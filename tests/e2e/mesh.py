@@ -8,6 +8,7 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from types import TracebackType
 from typing import Any
 
 import grpc
@@ -21,11 +22,14 @@ from tests.processes import RunningProcess, start, wait_until
 START_SECONDS = 120.0
 SETTLE_SECONDS = 120.0
 CALL_SECONDS = 180.0
+# A second of work for each node, and they share the cores.
+STOP_ALL_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
 class NodeSpec:
-    """A node to start. `vram` is a size as the command line takes it."""
+    """A node to start. `vram` is a size as the command line takes it. `models` (ID=PATH): its own files, where they are
+    not those of the whole mesh."""
 
     node_id: str
     vram: str
@@ -33,6 +37,7 @@ class NodeSpec:
     tracker_node: bool = False
     stub: bool = False
     options: tuple[str, ...] = ()
+    models: tuple[str, ...] = ()
 
 
 @dataclass
@@ -45,9 +50,26 @@ class Mesh:
     nodes: dict[str, RunningProcess] = field(default_factory=dict)
     gateway: RunningProcess | None = None
     gateway_url: str = ""
+    tracker_options: Sequence[str] = ()
+
+    def restart_tracker(self) -> None:
+        """Starts a new tracker in the place of one that was killed."""
+        with self.tracker:
+            self.tracker.kill()
+        self.tracker = _start_tracker(self.tracker_address, self.tracker_options)
+
+    def exit_tracker(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.tracker.__exit__(kind, error, trace)
+
+    def kill_node(self, node_id: str) -> None:
+        """SIGKILL: it is gone as if its machine were."""
+        with self.nodes.pop(node_id) as process:
+            process.kill()
 
     def start_nodes(self, specs: Sequence[NodeSpec]) -> None:
-        with ThreadPoolExecutor(len(specs)) as pool:
+        with ThreadPoolExecutor(max(len(specs), 1)) as pool:
             for spec, process in zip(specs, pool.map(self._start_node, specs), strict=True):
                 self.nodes[spec.node_id] = process
 
@@ -65,7 +87,7 @@ class Mesh:
                 self.tracker_address,
                 "--listen",
                 "127.0.0.1:0",
-                *self._model_options(),
+                *_model_options(self.models),
             ],
             re.compile(r"listening on (http://\S+)"),
             START_SECONDS,
@@ -77,9 +99,6 @@ class Mesh:
     def _gateway_is_ready(self) -> bool:
         return bool(httpx.get(f"{self.gateway_url}/health", timeout=10).json()["status"] == "ok")
 
-    def _model_options(self) -> list[str]:
-        return [option for model in self.models for option in ("--model", model)]
-
     def _start_node(self, spec: NodeSpec) -> RunningProcess:
         return start(
             [
@@ -87,7 +106,7 @@ class Mesh:
                 *("--node-id", spec.node_id, "--vram", spec.vram, "--quantization", spec.quantization),
                 *("--threads", "1", *["--tracker-node"] * spec.tracker_node, *["--stub"] * spec.stub),
                 *spec.options,
-                *self._model_options(),
+                *_model_options(spec.models or self.models),
             ],
             re.compile(r"listening on (\S+) \(gRPC (\S+)\)"),
             START_SECONDS,
@@ -173,14 +192,11 @@ def running_mesh(
     options = [option for model_id in deploy for option in ("--deploy", model_id)]
     if kv_tokens:
         options += ["--kv-tokens", str(kv_tokens)]
-    tracker = start(
-        ["-m", "services.tracker", "--listen", "127.0.0.1:0", *options, *tracker_options],
-        re.compile(r"listening on (\S+)"),
-        START_SECONDS,
-    )
+    options += tracker_options
+    tracker = _start_tracker("127.0.0.1:0", options)
     with contextlib.ExitStack() as stack:
-        stack.enter_context(tracker)
-        mesh = Mesh(models, tracker, tracker.match[1])
+        mesh = Mesh(models, tracker, tracker.match[1], tracker_options=options)
+        stack.push(mesh.exit_tracker)
         stack.callback(_stop_nodes, mesh)
         mesh.start_nodes(nodes)
         for model_id in deploy:
@@ -192,11 +208,20 @@ def running_mesh(
         yield mesh
 
 
+def _start_tracker(listen: str, options: Sequence[str]) -> RunningProcess:
+    arguments = ["-m", "services.tracker", "--listen", listen, *options]
+    return start(arguments, re.compile(r"listening on (\S+)"), START_SECONDS)
+
+
+def _model_options(models: Sequence[str]) -> list[str]:
+    return [option for model in models for option in ("--model", model)]
+
+
 def _stop_nodes(mesh: Mesh) -> None:
     """Together: each takes a moment to leave."""
     alive = [process for process in mesh.nodes.values() if process.process.poll() is None]
     with ThreadPoolExecutor(max(len(alive), 1)) as pool:
-        outcomes = [pool.submit(process.stop) for process in alive]
+        outcomes = [pool.submit(process.stop, STOP_ALL_SECONDS) for process in alive]
     for process in mesh.nodes.values():
         with process:
             pass  # closes its output

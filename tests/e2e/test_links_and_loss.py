@@ -18,12 +18,11 @@ from meshnet.model import Quantization
 from meshnet.v1 import inference_pb2, inference_pb2_grpc
 from services.node.config import NodeConfig
 from tests.e2e.mesh import Mesh, NodeSpec, running_mesh
-from tests.e2e.tiny import save_tiny_llama
+from tests.e2e.tiny import KV_TOKENS, room_for, save_tiny_llama
 from tests.processes import wait_until
 
 MODEL = "tiny"
-# A layer takes 86 kB of weights and 131 kB of KV cache, the entry 66 kB, the workspace 16 MiB.
-ROOM_FOR_TWO = "17.35MB"
+ROOM_FOR_TWO = room_for(2)
 LEASE_SECONDS = 3.0
 HOP_TIMEOUT: float = NodeConfig("", "", "", "", "", 0, Quantization.BFLOAT16).hop_timeout
 
@@ -38,7 +37,9 @@ def mesh(weights: Path) -> Iterator[Mesh]:
     """The route is a, b, c."""
     nodes = [NodeSpec("a", ROOM_FOR_TWO, tracker_node=True)]
     quick = ("--heartbeat", "0.5", "--lease", str(LEASE_SECONDS))
-    with running_mesh([f"{MODEL}={weights}"], nodes, tracker_options=("--deploy", MODEL, *quick)) as running:
+    with running_mesh(
+        [f"{MODEL}={weights}"], nodes, kv_tokens=KV_TOKENS, tracker_options=("--deploy", MODEL, *quick)
+    ) as running:
         running.start_nodes([NodeSpec("b", ROOM_FOR_TWO), NodeSpec("c", ROOM_FOR_TWO)])
         topology = running.wait_until_complete(MODEL)
         assert {node_id: len(node.layers(MODEL)) for node_id, node in topology.nodes.items()} == {

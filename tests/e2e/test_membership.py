@@ -12,13 +12,12 @@ import pytest
 from meshnet.topology import Topology
 from tests.e2e.commands import grpcurl
 from tests.e2e.mesh import Mesh, NodeSpec, running_mesh
-from tests.e2e.tiny import NUM_LAYERS, save_tiny_llama
+from tests.e2e.tiny import KV_TOKENS, NUM_LAYERS, room_for, save_tiny_llama
 from tests.parity import Reference
 from tests.processes import wait_until
 
 MODEL = "tiny"
-# A layer takes 86 kB of weights and 131 kB of KV cache, the entry 66 kB, the workspace 16 MiB.
-ROOM_FOR_THREE = "17.6MB"
+ROOM_FOR_THREE = room_for(3)
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +44,8 @@ def test_deploy_join_leave_and_refill(mesh: Mesh, weights: Path) -> None:
 
     # Nothing is served until grpcurl deploys the model.
     assert mesh.topology().models == {}
-    answer = json.loads(grpcurl(mesh.tracker_address, "meshnet.v1.Admin/DeployModel", data={"model_id": MODEL}))
+    order = {"model_id": MODEL, "kv_tokens": KV_TOKENS}
+    answer = json.loads(grpcurl(mesh.tracker_address, "meshnet.v1.Admin/DeployModel", data=order))
     assert len(answer["directives"]) == 2
     mesh.wait_until_complete(MODEL)
     assert mesh.layers(MODEL) == {"a": ["0-3"], "b": ["3-6"]}

@@ -9,12 +9,10 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.mesh import Mesh, NodeSpec, running_mesh
-from tests.e2e.tiny import save_tiny_llama
+from tests.e2e.tiny import KV_TOKENS, room_for, save_tiny_llama
 from tests.parity import Reference
 
 MODEL = "tiny"
-# Room for two of the six layers each: 172 kB of weights in float32, 45 in int8, 24 in nf4, and 131 kB of KV cache
-# (twice that in float32).
 
 
 @pytest.fixture(scope="module")
@@ -24,12 +22,13 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def mesh(weights: Path) -> Iterator[Mesh]:
+    # Room for two of the six layers each.
     nodes = [
-        NodeSpec("a", "18.1MB", quantization="float32", tracker_node=True),
-        NodeSpec("b", "17.2MB", quantization="int8"),
-        NodeSpec("c", "17.15MB", quantization="nf4"),
+        NodeSpec("a", room_for(4), quantization="float32", tracker_node=True),
+        NodeSpec("b", room_for(2), quantization="int8"),
+        NodeSpec("c", room_for(2), quantization="nf4"),
     ]
-    with running_mesh([f"{MODEL}={weights}"], nodes, deploy=[MODEL]) as running:
+    with running_mesh([f"{MODEL}={weights}"], nodes, deploy=[MODEL], kv_tokens=KV_TOKENS) as running:
         yield running
 
 

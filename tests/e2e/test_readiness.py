@@ -15,12 +15,12 @@ from meshnet.addresses import split_address
 from tests.e2e.commands import grpcurl
 from tests.e2e.mesh import SETTLE_SECONDS, Mesh, NodeSpec, running_mesh
 from tests.e2e.relay import relay
-from tests.e2e.tiny import save_tiny_llama
+from tests.e2e.tiny import KV_TOKENS, room_for, save_tiny_llama
 from tests.parity import Reference
 from tests.processes import wait_until
 
 MODEL = "tiny"
-ROOM_FOR_THREE = "17.6MB"
+ROOM_FOR_THREE = room_for(3)
 # It listens at 127.0.0.1 and says that it is here.
 HIDDEN_HOST = "127.0.0.2"
 
@@ -34,7 +34,7 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def mesh(weights: Path) -> Iterator[Mesh]:
     hidden = NodeSpec("b", ROOM_FOR_THREE, options=("--advertise", HIDDEN_HOST))
     nodes = [NodeSpec("a", ROOM_FOR_THREE, tracker_node=True), hidden]
-    with running_mesh([f"{MODEL}={weights}"], nodes, deploy=[MODEL]) as running:
+    with running_mesh([f"{MODEL}={weights}"], nodes, deploy=[MODEL], kv_tokens=KV_TOKENS) as running:
         running.start_gateway(until_ready=False)
         assert running.gateway
         with running.gateway:

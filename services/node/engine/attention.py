@@ -23,7 +23,27 @@ ATTENTION = "meshnet"
 # Rows of a long prompt that are attended for at once: bounds the mask, and skips keys that lie after them all.
 _QUERY_ROWS = 512
 # Arguments that change what attention means and that this function does not know.
-_UNSUPPORTED = ("softcap", "s_aux", "position_bias")
+_UNSUPPORTED = ("position_bias",)
+
+
+@dataclass(frozen=True, slots=True)
+class _Rules:
+    """How one layer attends. `window`: how many tokens one sees, itself included. `softcap` bounds the scores before
+    the mask. `sinks` `[heads]` are scores that take their part of each softmax and belong to no token."""
+
+    scaling: float
+    window: int | None
+    softcap: float | None
+    sinks: torch.Tensor | None
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether torch's own kernels attend so."""
+        return self.softcap is None and self.sinks is None
+
+    def first_seen(self, position: int) -> int:
+        """The first token that the one at `position` sees."""
+        return 0 if self.window is None else max(0, position + 1 - self.window)
 
 
 @dataclass(slots=True)
@@ -34,17 +54,20 @@ class CachedSegment:
     end: int
     position: int
     cache: KvCache
-    _masks: dict[tuple[int, int, torch.dtype], torch.Tensor] = field(default_factory=dict)
+    _masks: dict[tuple[int, int, int | None, torch.dtype], torch.Tensor] = field(default_factory=dict)
 
-    def mask(self, first: int, end: int, query: torch.Tensor) -> torch.Tensor:
-        """What tokens `[first, end)` of the session do not see of the first `end`, to be added to scores.
+    def mask(self, first: int, end: int, window: int | None, query: torch.Tensor) -> torch.Tensor:
+        """What tokens `[first, end)` of the session do not see of those from the first that any sees to `end`, to be
+        added to scores.
 
         In the query's dtype, which the kernels would convert a boolean mask to in each layer anew.
         """
-        key = (first, end, query.dtype)
+        key = (first, end, window, query.dtype)
         if key not in self._masks:
-            hidden = torch.full((end - first, end), float("-inf"), dtype=query.dtype, device=query.device)
-            self._masks[key] = hidden.triu(first + 1)
+            begin = 0 if window is None else max(0, first + 1 - window)
+            hidden = torch.full((end - first, end - begin), float("-inf"), dtype=query.dtype, device=query.device)
+            mask = hidden.triu(first - begin + 1)
+            self._masks[key] = mask if window is None else mask + hidden.tril(first - begin - window)
         return self._masks[key]
 
 
@@ -58,6 +81,9 @@ def attend(
     dropout: float = 0.0,
     *,
     segments: tuple[CachedSegment, ...],
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
     """Attention of `query` `[1, heads, total, head_dim]`; `key` and `value` have `kv_heads`.
@@ -70,27 +96,32 @@ def attend(
     assert not dropout
     layer = module.layer_idx
     assert isinstance(layer, int)
+    rules = _Rules(query.shape[-1] ** -0.5 if scaling is None else scaling, sliding_window, softcap, s_aux)
     output = query.new_empty(query.shape[2], query.shape[1], value.shape[3])
     for segment in segments:
         rows = slice(segment.start, segment.end)
         keys, values = segment.cache.write(layer, segment.position, key[0, :, rows], value[0, :, rows])
         if segment.end - segment.start == 1:
-            _attend_one(query[0, :, segment.start], keys, values, scaling, output[segment.start])
+            begin = rules.first_seen(segment.position)
+            _attend_one(query[0, :, segment.start], keys[:, begin:], values[:, begin:], rules, output[segment.start])
         else:
-            _attend_many(segment, query[:, :, rows], keys, values, scaling, output[rows])
+            _attend_many(segment, query[:, :, rows], keys, values, rules, output[rows])
     return output[None], None
 
 
 def _attend_one(
-    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scaling: float | None, output: torch.Tensor
+    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, rules: _Rules, output: torch.Tensor
 ) -> None:
-    """Writes the attention of one token's `query` `[heads, head_dim]` to `output`. It sees the whole cache.
+    """Writes the attention of one token's `query` `[heads, head_dim]` to `output`. It sees all of the keys.
 
     The heads of a group, which share keys, are folded into the length of the query: an order of magnitude faster.
     """
+    if not rules.is_plain:
+        output.copy_(_attend_by_rules(query[:, None], keys, values, None, rules)[:, 0])
+        return
     kv_heads = keys.shape[0]
-    grouped = query.view(1, kv_heads, -1, query.shape[-1])
-    attended = scaled_dot_product_attention(grouped, keys[None], values[None], scale=scaling)
+    grouped = query.reshape(1, kv_heads, -1, query.shape[-1])
+    attended = scaled_dot_product_attention(grouped, keys[None], values[None], scale=rules.scaling)
     output.view(kv_heads, -1, output.shape[-1]).copy_(attended[0])
 
 
@@ -99,7 +130,7 @@ def _attend_many(
     query: torch.Tensor,
     keys: torch.Tensor,
     values: torch.Tensor,
-    scaling: float | None,
+    rules: _Rules,
     output: torch.Tensor,
 ) -> None:
     """Writes the attention of `query` `[1, heads, tokens, head_dim]` to `output` `[tokens, heads, head_dim]`."""
@@ -107,16 +138,44 @@ def _attend_many(
     for start in range(0, query.shape[2], _QUERY_ROWS):
         stop = min(start + _QUERY_ROWS, query.shape[2])
         first, end = segment.position + start, segment.position + stop
-        attended = scaled_dot_product_attention(
-            query[:, :, start:stop],
-            keys[None, :, :end],
-            values[None, :, :end],
-            attn_mask=segment.mask(first, end, query) if first else None,
-            is_causal=first == 0,
-            scale=scaling,
-            enable_gqa=grouped,
-        )
-        output[start:stop] = attended[0].transpose(0, 1)
+        begin = rules.first_seen(first)
+        window = rules.window if rules.first_seen(end - 1) else None
+        causal = first == 0 and window is None and rules.is_plain
+        mask = None if causal else segment.mask(first, end, window, query)
+        seen = keys[:, begin:end], values[:, begin:end]
+        if rules.is_plain:
+            attended = scaled_dot_product_attention(
+                query[:, :, start:stop],
+                seen[0][None],
+                seen[1][None],
+                attn_mask=mask,
+                is_causal=causal,
+                scale=rules.scaling,
+                enable_gqa=grouped,
+            )[0]
+        else:
+            attended = _attend_by_rules(query[0, :, start:stop], *seen, mask, rules)
+        output[start:stop] = attended.transpose(0, 1)
+
+
+def _attend_by_rules(
+    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None, rules: _Rules
+) -> torch.Tensor:
+    """`[heads, tokens, head_dim]`, with scores in float32, for layers that torch's kernels do not know."""
+    heads, tokens, _ = query.shape
+    kv_heads, length, _ = keys.shape
+    # As above, the heads of a group are folded into the length of the query.
+    scores = torch.matmul(query.reshape(kv_heads, -1, query.shape[-1]), keys.transpose(1, 2)).float()
+    scores = scores.view(heads, tokens, length).mul_(rules.scaling)
+    if rules.softcap is not None:
+        scores = scores.div_(rules.softcap).tanh_().mul_(rules.softcap)
+    if mask is not None:
+        scores += mask
+    if rules.sinks is not None:
+        sinks = rules.sinks.to(scores.dtype).view(heads, 1, 1).expand(heads, tokens, 1)
+        scores = torch.cat([scores, sinks], dim=-1)
+    weights = scores.softmax(dim=-1)[..., :length].to(values.dtype)
+    return torch.matmul(weights.reshape(kv_heads, -1, length), values).view(heads, tokens, -1)
 
 
 def _no_mask(*_: object, **__: object) -> None:

@@ -7,11 +7,12 @@ from typing import Any
 from transformers import AutoConfig
 
 from meshnet.errors import LoadFailed
-from services.node.files.model_config import Config, check_supported
+from services.node.files.model_config import Config
+from services.node.files.support import check_supported
 
-# The first two are no arguments of the config classes. A dtype would be made torch's default while a model is built,
-# for all threads of the process, and so for a step that runs meanwhile.
-_STORED_ONLY = ("model_type", "transformers_version", "dtype", "torch_dtype")
+# The first two are no arguments of the config classes, the third names code that is not run. A dtype would be made
+# torch's default while a model is built, for all threads of the process, and so for a step that runs meanwhile.
+_STORED_ONLY = ("model_type", "transformers_version", "auto_map", "dtype", "torch_dtype")
 
 
 def make_config(stated: Config) -> Any:

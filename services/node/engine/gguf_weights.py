@@ -51,6 +51,10 @@ class GgufSource:
             self._file.madvise(mmap.MADV_DONTNEED)
         return self._restore_layout(stored, tensor)
 
+    def read_expert(self, name: str, expert: int, dtype: torch.dtype) -> torch.Tensor:
+        """Mixtures of experts are refused before."""
+        raise BadFiles(f"expert {expert} of {name!r} cannot be read from a GGUF file")
+
     def leftovers(self, names: Collection[str]) -> frozenset[str]:
         return frozenset(self._tensors) - {self._stored_name(name) for name in names}
 

@@ -60,23 +60,25 @@ class HeldModel:
 
         Returns `[1, tokens, hidden]` in the last layer's dtype. The caches' lengths stay as they are.
         """
-        rotations: dict[torch.dtype, dict[str, object]] = {}
+        rotations: dict[tuple[torch.dtype, str | None], dict[str, object]] = {}
         for index in layers.layers:
             layer = self._layers[index]
             hidden = hidden.to(layer.dtype)
-            if layer.dtype not in rotations:
-                rotations[layer.dtype] = self._rotations(hidden, position_ids)
+            kind = layer.dtype, layer.rotary_kind
+            if kind not in rotations:
+                rotations[kind] = self._rotations(hidden, position_ids, layer.rotary_kind)
             hidden = layer.module(
                 hidden,
                 attention_mask=None,
                 position_ids=position_ids,
                 use_cache=False,
                 segments=tuple(segments),
-                **rotations[layer.dtype],
+                **rotations[kind],
             )
         return hidden
 
-    def _rotations(self, hidden: torch.Tensor, position_ids: torch.Tensor) -> dict[str, object]:
+    def _rotations(self, hidden: torch.Tensor, position_ids: torch.Tensor, kind: str | None) -> dict[str, object]:
         if self._rotary is None:
             return {}
-        return {"position_embeddings": self._rotary(hidden, position_ids=position_ids)}
+        options = {} if kind is None else {"layer_type": kind}
+        return {"position_embeddings": self._rotary(hidden, position_ids=position_ids, **options)}

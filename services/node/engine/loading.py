@@ -12,6 +12,8 @@ from transformers.pytorch_utils import Conv1D
 from meshnet.errors import BadFiles, LoadFailed
 from meshnet.model import ModelManifest, Quantization
 from services.node.core.work import ShardSpec
+from services.node.engine.exceptions import adapt, compute_buffers
+from services.node.engine.experts import DOWN, GATE_UP, LinearExperts, are_stacked
 from services.node.engine.linear import held_bytes, make_linear, plain_linear
 from services.node.engine.precision import compute_dtype
 from services.node.engine.shard import Entry, HeldLayer, TorchShard
@@ -72,19 +74,26 @@ class _Loader:
 
     def layer(self, index: int) -> HeldLayer:
         name, module = self.structure.layer(index)
-        return HeldLayer(self._fill(name, module, self.quantization), self.dtype)
+        filled = self._fill(name, module, self.quantization)
+        return HeldLayer(adapt(filled), self.dtype, self.structure.rotary_kind(index))
 
     def entry(self) -> Entry:
         """Embedding, norm and head are not quantized."""
         embedding = self._fill_named(self.structure.embedding)
         assert isinstance(embedding.weight, torch.Tensor)
         tied = self.structure.tied_head
+        positions = self._fill_named(self.structure.positions) if self.structure.positions else None
+        assert positions is None or isinstance(positions, nn.Embedding)
         return Entry(
             embedding=embedding,
-            positions=self._fill_named(self.structure.positions) if self.structure.positions else None,
+            positions=positions,
             norm=self._fill_named(self.structure.norm),
             head=plain_linear(embedding.weight, None) if tied else self._fill_named(self.structure.head),
             dtype=self.dtype,
+            position_offset=int(getattr(positions, "offset", 0)),
+            embedding_scale=self.structure.embedding_scale,
+            logit_scale=self.structure.logit_scale,
+            logit_softcap=self.structure.logit_softcap,
         )
 
     def rotary(self) -> nn.Module | None:
@@ -104,15 +113,38 @@ class _Loader:
         """The module with weights; where it is a linear layer itself, another in its place."""
         if isinstance(module, nn.Linear | Conv1D):
             return self._linear(name, module, quantization)
+        if are_stacked(module):
+            return self._experts(name, module, quantization)
         for child_name, child in list(module.named_children()):
             setattr(module, child_name, self._fill(f"{name}.{child_name}", child, quantization))
         for own, parameter in list(module.named_parameters(recurse=False)):
             tensor = self._read(f"{name}.{own}", parameter.shape).to(self.device)
             setattr(module, own, nn.Parameter(tensor, requires_grad=False))
             self.on_bytes(tensor.nbytes)
-        if buffers := [own for own, _ in module.named_buffers(recurse=False)]:
+        compute_buffers(module, self.device)
+        if buffers := [own for own, buffer in module.named_buffers(recurse=False) if buffer.is_meta]:
             raise LoadFailed(f"{type(module).__name__} computes {', '.join(buffers)} itself, which is not supported")
         return module
+
+    def _experts(self, name: str, module: nn.Module, quantization: Quantization) -> nn.Module:
+        """The stack's experts as linear layers, read one by one."""
+        num_experts = len(module.get_parameter(DOWN))
+        gate_up, down = (
+            [self._expert(f"{name}.{own}", module, own, expert, quantization) for expert in range(num_experts)]
+            for own in (GATE_UP, DOWN)
+        )
+        return LinearExperts(gate_up, down, module._apply_gate)  # type: ignore[arg-type]  # a method, torch says Module
+
+    def _expert(self, name: str, stack: nn.Module, own: str, expert: int, quantization: Quantization) -> nn.Module:
+        parameters = dict(stack.named_parameters(recurse=False))
+        weight = self._read(name, parameters[own].shape[1:], expert)
+        biases = parameters.get(f"{own}_bias")
+        bias = None if biases is None else self._read(f"{name}_bias", biases.shape[1:], expert)
+        # Those of GPT-OSS are held as [in, out].
+        weight = weight.T if getattr(stack, "is_transposed", False) else weight
+        linear = make_linear(weight, bias, quantization, self.device)
+        self.on_bytes(held_bytes(linear))
+        return linear
 
     def _linear(self, name: str, module: nn.Module, quantization: Quantization) -> nn.Module:
         shape = module.weight.shape
@@ -128,8 +160,11 @@ class _Loader:
         self.on_bytes(held_bytes(linear))
         return linear
 
-    def _read(self, name: str, shape: torch.Size) -> torch.Tensor:
-        tensor = self.source.read(name, self.dtype)
+    def _read(self, name: str, shape: torch.Size, expert: int | None = None) -> torch.Tensor:
+        if expert is None:
+            tensor = self.source.read(name, self.dtype)
+        else:
+            tensor = self.source.read_expert(name, expert, self.dtype)
         if tensor.shape != shape:
             raise BadFiles(f"tensor {name!r} has the shape {tuple(tensor.shape)}, the config makes it {tuple(shape)}")
         return tensor

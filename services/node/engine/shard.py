@@ -15,34 +15,49 @@ from services.node.engine.linear import held_bytes
 
 @dataclass(frozen=True, slots=True)
 class HeldLayer:
-    """One decoder layer. `dtype` is that of its activations and of its KV cache."""
+    """One decoder layer. `dtype` is that of its activations and of its KV cache; `rotary_kind` says which of the
+    model's rotary embeddings it uses, if there are several."""
 
     module: nn.Module
     dtype: torch.dtype
+    rotary_kind: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What turns tokens into hidden states and back. A tied head shares the embedding's tensor."""
+    """What turns tokens into hidden states and back. A tied head shares the embedding's tensor.
+
+    Learned `positions` begin at row `position_offset`; `logit_softcap` bounds the logits. The scales are factors.
+    """
 
     embedding: nn.Module
-    positions: nn.Module | None
+    positions: nn.Embedding | None
     norm: nn.Module
     head: nn.Module
     dtype: torch.dtype
+    position_offset: int = 0
+    embedding_scale: float = 1.0
+    logit_scale: float = 1.0
+    logit_softcap: float | None = None
 
     def embed(self, token_ids: torch.Tensor, position_ids: torch.Tensor) -> torch.Tensor:
         """`[1, tokens]` ids and positions to `[1, tokens, hidden]`."""
         hidden: torch.Tensor = self.embedding(token_ids)
-        return hidden if self.positions is None else hidden + self.positions(position_ids)
+        if self.embedding_scale != 1.0:
+            hidden = hidden * self.embedding_scale
+        if self.positions is None:
+            return hidden
+        return hidden + nn.functional.embedding(position_ids + self.position_offset, self.positions.weight)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """`[rows, hidden]`, the last layer's output, to `[rows, vocab]` in the model's dtype."""
         logits: torch.Tensor = self.head(self.norm(hidden.to(self.dtype)))
-        return logits
+        if self.logit_scale != 1.0:
+            logits = logits * self.logit_scale
+        return logits if self.logit_softcap is None else torch.tanh(logits / self.logit_softcap) * self.logit_softcap
 
 
-# (any tensor, position_ids [1, tokens]) -> (cos, sin) in the tensor's dtype.
+# (any tensor, position_ids [1, tokens], layer_type where there are several) -> (cos, sin) in the tensor's dtype.
 Rotary = Callable[..., tuple[torch.Tensor, torch.Tensor]]
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from typing import Protocol
+import re
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -15,6 +17,12 @@ from services.node.files.safetensors_header import read_directory
 
 # Names that checkpoints store under another name than the module has in this version of transformers.
 _STORED_AS = {"lm_head.weight": "embed_out.weight"}
+# The same for a part of a name, as Mixtral's mixtures are called.
+_PART_STORED_AS = {".mlp.": ".block_sparse_moe."}
+
+# One projection of one expert. transformers stacks those of all experts, gate above up.
+_EXPERT = re.compile(r"^(.+\.experts)\.(\d+)\.(\w+)\.weight$")
+_STACKS = {"gate_up_proj": (("gate_proj", "up_proj"), ("w1", "w3")), "down_proj": (("down_proj",), ("w2",))}
 
 
 class WeightSource(Protocol):
@@ -24,6 +32,10 @@ class WeightSource(Protocol):
 
     def read(self, name: str, dtype: torch.dtype) -> torch.Tensor:
         """A tensor on the CPU in memory of its own, in its Hugging Face layout. Raises BadFiles."""
+        ...
+
+    def read_expert(self, name: str, expert: int, dtype: torch.dtype) -> torch.Tensor:
+        """The same of one expert, of a tensor that stacks those of all."""
         ...
 
     def leftovers(self, names: Collection[str]) -> frozenset[str]:
@@ -41,28 +53,72 @@ class SafetensorsSource:
     def __init__(self, files: ModelFiles, prefix: str) -> None:
         self._directory = files.path
         self._tensors = read_directory(files.path)
+        self._experts = _stacks_of_experts(self._tensors)
         self._prefix = f"{prefix}."
 
     def holds(self, name: str) -> bool:
-        return self._stored_name(name) is not None
+        return self._stored_name(name) is not None or bool(self._expert_names(name))
 
     def read(self, name: str, dtype: torch.dtype) -> torch.Tensor:
         stored = self._stored_name(name)
         if stored is None:
             raise BadFiles(f"the weight files lack the tensor {name!r}")
-        file = self._tensors[stored].file
-        try:
-            with safe_open(str(self._directory / file), framework="pt", device="cpu") as opened:
-                tensor: torch.Tensor = opened.get_tensor(stored)
-                # A copy in any case: what was read is a view of the mapped file.
-                return tensor.to(dtype, copy=True)
-        except (SafetensorError, OSError) as error:
-            raise BadFiles(f"tensor {stored!r} cannot be read from {file}") from error
+        with self._reading(stored) as file:
+            # A copy in any case: what was read is a view of the mapped file.
+            tensor: torch.Tensor = file.get_tensor(stored).to(dtype, copy=True)
+        return tensor
+
+    def read_expert(self, name: str, expert: int, dtype: torch.dtype) -> torch.Tensor:
+        stack = self._stored_name(name)
+        if stack is not None:
+            with self._reading(stack) as file:
+                tensor: torch.Tensor = file.get_slice(stack)[expert].to(dtype, copy=True)
+            return tensor
+        parts = self._expert_names(name).get(expert)
+        if not parts:
+            raise BadFiles(f"the weight files lack expert {expert} of the tensor {name!r}")
+        return torch.cat([self.read(part, dtype) for part in parts])
 
     def leftovers(self, names: Collection[str]) -> frozenset[str]:
         known = {self._stored_name(name) for name in names}
+        known |= {part for name in names for parts in self._expert_names(name).values() for part in parts}
         return frozenset(name for name in self._tensors if name not in known and not COMPUTED.search(name))
 
     def _stored_name(self, name: str) -> str | None:
-        candidates = (name, name.removeprefix(self._prefix), _STORED_AS.get(name))
-        return next((candidate for candidate in candidates if candidate in self._tensors), None)
+        return next((candidate for candidate in self._candidates(name) if candidate in self._tensors), None)
+
+    def _candidates(self, name: str) -> Iterator[str]:
+        """What a tensor may be stored as, the likeliest first."""
+        for whole in (name, name.removeprefix(self._prefix), _STORED_AS.get(name)):
+            if whole is not None:
+                yield whole
+                for part, stored in _PART_STORED_AS.items():
+                    yield whole.replace(part, stored)
+
+    def _expert_names(self, name: str) -> dict[int, tuple[str, ...]]:
+        """What the tensors of single experts are stored as, by expert, of a tensor that stacks them."""
+        stacks = (self._experts.get(candidate) for candidate in self._candidates(name))
+        return next((stack for stack in stacks if stack), {})
+
+    @contextmanager
+    def _reading(self, stored: str) -> Iterator[Any]:
+        """The file of a tensor, open and mapped until the end. Raises BadFiles if it cannot be read."""
+        file = self._tensors[stored].file
+        try:
+            with safe_open(str(self._directory / file), framework="pt", device="cpu") as opened:
+                yield opened
+        except (SafetensorError, OSError) as error:
+            raise BadFiles(f"tensor {stored!r} cannot be read from {file}") from error
+
+
+def _stacks_of_experts(stored: Collection[str]) -> dict[str, dict[int, tuple[str, ...]]]:
+    """For each stack, under the name that it would be stored as, the tensors of each expert that has all of them."""
+    stacks: dict[str, dict[int, tuple[str, ...]]] = {}
+    for match in filter(None, map(_EXPERT.match, stored)):
+        prefix, expert, projection = match[1], int(match[2]), match[3]
+        for stack, kinds in _STACKS.items():
+            for kind in kinds:
+                parts = tuple(f"{prefix}.{expert}.{part}.weight" for part in kind)
+                if kind[0] == projection and all(part in stored for part in parts):
+                    stacks.setdefault(f"{prefix}.{stack}", {})[expert] = parts
+    return stacks

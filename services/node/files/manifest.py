@@ -13,8 +13,9 @@ from meshnet.errors import LoadFailed
 from meshnet.model import ModelManifest, WeightBytes
 from meshnet.model_files import ModelFiles
 from services.node.files.gguf_header import gguf_config, gguf_tensors, open_gguf
-from services.node.files.model_config import Config, ModelShape, check_supported, model_shape, read_config
+from services.node.files.model_config import Config, ModelShape, model_shape, read_config
 from services.node.files.safetensors_header import TensorHeader, read_directory
+from services.node.files.support import check_supported
 from services.node.files.weight_samples import sample_digests
 
 NF4_BLOCK = 64
@@ -25,9 +26,17 @@ _KV_VALUE_BYTES = 2
 _LAYER = re.compile(r"(?:^|\.)(?:layers|h|blk)\.(\d+)\.(.+)")
 # Causal masks and rotary frequencies that older checkpoints store; they are computed instead.
 COMPUTED = re.compile(r"(?:\.|^)(?:attn|attention)\.(?:masked_)?bias$|rotary_emb\.inv_freq$")
-_EMBEDDING = re.compile(r"(?:^|\.)(?:embed_tokens|wte|embed_in|token_embd)\.weight$")
+_EMBEDDING = re.compile(r"(?:^|\.)(?:embed_tokens|word_embeddings|wte|embed_in|token_embd)\.weight$")
 _HEAD = re.compile(r"^(?:lm_head|embed_out|output)\.weight$")
 _KEY_PROJECTION = re.compile(r"(?:self_attn\.k_proj|attn_k)\.weight$")
+# What chooses among experts is a matrix and yet not quantized.
+_ROUTER = re.compile(r"(?:^|\.)(?:gate|router)\.weight$")
+# The same projection of all experts of a layer in one tensor. Nodes take it apart and quantize each.
+_EXPERTS = re.compile(r"(?:^|\.)experts\.(?:gate_up_proj|down_proj)$")
+_MIXTURE = re.compile(r"(?:^|\.)experts\.")
+# Stored as [in, out]: the matrices of the one, the experts of the other.
+_IN_OUT_MATRICES = "gpt2"
+_IN_OUT_EXPERTS = "gpt_oss"
 # These say where a config was written, not what it means.
 _VOLATILE_KEYS = ("_name_or_path", "transformers_version")
 
@@ -47,7 +56,7 @@ def read_manifest(files: ModelFiles) -> ModelManifest:
     parts = _sort(tensors, shape)
     _check_layers(parts.layers, shape)
     _check_entry(parts.entry, shape)
-    transposed = config["model_type"] == "gpt2" and not files.is_gguf
+    model_type = "" if files.is_gguf else config["model_type"]
     return ModelManifest(
         model_id=files.model_id,
         revision=_revision(config, tensors, files.path.parent if files.is_gguf else files.path),
@@ -55,7 +64,7 @@ def read_manifest(files: ModelFiles) -> ModelManifest:
         hidden_size=shape.hidden_size,
         vocab_size=shape.vocab_size,
         context_length=shape.context_length,
-        layers=tuple(_layer_bytes(parts.layers[layer], transposed) for layer in range(shape.num_layers)),
+        layers=tuple(_layer_bytes(parts.layers[layer], model_type) for layer in range(shape.num_layers)),
         entry=_total(_plain_bytes(tensor) for tensor in parts.entry.values()),
         kv_bytes_per_token=_KV_TENSORS * shape.kv_heads * shape.head_dim * _KV_VALUE_BYTES,
     )
@@ -89,9 +98,12 @@ def _check_layers(layers: Mapping[int, Mapping[str, TensorHeader]], shape: Model
             f"the config names {shape.num_layers} layers, the weight files hold {len(layers)}; "
             f"they differ in layers {', '.join(map(str, strange[:8]))}"
         )
-    for layer, tensors in layers.items():
-        if unlike := sorted(set(tensors) ^ set(layers[0])):
-            raise LoadFailed(f"layers 0 and {layer} differ in their tensors: {', '.join(unlike[:3])}")
+    # Some models have mixtures of experts in some layers only.
+    like: dict[bool, int] = {}
+    for layer, tensors in sorted(layers.items()):
+        first = like.setdefault(any(map(_MIXTURE.search, tensors)), layer)
+        if unlike := sorted(set(tensors) ^ set(layers[first])):
+            raise LoadFailed(f"layers {first} and {layer} differ in their tensors: {', '.join(unlike[:3])}")
     wanted = shape.kv_heads * shape.head_dim
     for name, tensor in layers[0].items():
         if _KEY_PROJECTION.search(name) and tensor.shape[:1] != (wanted,):
@@ -111,24 +123,28 @@ def _check_entry(entry: Mapping[str, TensorHeader], shape: ModelShape) -> None:
         raise LoadFailed("the weight files hold no LM head, and the config does not tie it to the embedding")
 
 
-def _layer_bytes(tensors: Mapping[str, TensorHeader], transposed: bool) -> WeightBytes:
-    return _total(
-        _linear_bytes(tensor, transposed) if _is_linear(name, tensor) else _plain_bytes(tensor)
-        for name, tensor in tensors.items()
-    )
+def _layer_bytes(tensors: Mapping[str, TensorHeader], model_type: str) -> WeightBytes:
+    return _total(_tensor_bytes(name, tensor, model_type) for name, tensor in tensors.items())
 
 
-def _is_linear(name: str, tensor: TensorHeader) -> bool:
-    return len(tensor.shape) == 2 and name.endswith(".weight")
+def _tensor_bytes(name: str, tensor: TensorHeader, model_type: str) -> WeightBytes:
+    match tensor.shape:
+        case (experts, height, width) if _EXPERTS.search(name):
+            rows = width if model_type == _IN_OUT_EXPERTS else height
+            return _linear_bytes(experts, rows, height * width)
+        case (height, width) if name.endswith(".weight") and not _ROUTER.search(name):
+            return _linear_bytes(1, width if model_type == _IN_OUT_MATRICES else height, height * width)
+        case _:
+            return _plain_bytes(tensor)
 
 
-def _linear_bytes(tensor: TensorHeader, transposed: bool) -> WeightBytes:
-    rows = tensor.shape[1] if transposed else tensor.shape[0]
+def _linear_bytes(count: int, rows: int, numel: int) -> WeightBytes:
+    """So many linear weights, each of `rows` outputs and `numel` values."""
     return WeightBytes(
-        bfloat16=2 * tensor.numel,
-        int8=tensor.numel + _SCALE_BYTES * rows,
-        nf4=-(-tensor.numel // 2) + _SCALE_BYTES * -(-tensor.numel // NF4_BLOCK),
-        float32=4 * tensor.numel,
+        bfloat16=2 * count * numel,
+        int8=count * (numel + _SCALE_BYTES * rows),
+        nf4=count * (-(-numel // 2) + _SCALE_BYTES * -(-numel // NF4_BLOCK)),
+        float32=4 * count * numel,
     )
 
 

@@ -87,7 +87,8 @@ async def test_it_registers_again_and_keeps_the_last_topology(
     monkeypatch.setattr("services.node.agent.RETRY_SECONDS", 0.01)
     tracker = ScriptedTracker(error)
     linked = agent(tracker)
-    running = asyncio.create_task(linked.run(ignore))
+    parted: list[int] = []
+    running = asyncio.create_task(linked.run(ignore, on_parted=lambda: parted.append(tracker.registrations)))
     async with asyncio.timeout(5):
         await linked.registered.wait()
         while not linked.topology.nodes:
@@ -96,6 +97,8 @@ async def test_it_registers_again_and_keeps_the_last_topology(
         while tracker.registrations < 2:
             await asyncio.sleep(0.005)
         assert set(linked.topology.nodes) == {"a"}
+    # Before the tracker hears of this node again.
+    assert parted == [1]
     await ended(running)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field, replace
 
@@ -221,3 +222,53 @@ async def test_a_session_that_never_ends_holds_a_drop_up_for_a_while_only() -> N
         await b.worker.accept(drop("2", 4, 8))
         assert (await b.finished("2")).state is S.DROPPED
         assert len(b.forwarding.sessions) == 0
+
+
+class SlowExecutor(StubExecutor):
+    """Loads when it is let."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.let = threading.Event()
+
+    def load(self, spec: ShardSpec, progress: Progress) -> StubShard:
+        assert self.let.wait(5)
+        return super().load(spec, progress)
+
+
+async def test_what_has_not_begun_when_the_tracker_is_lost_is_forgotten_until_it_comes_again() -> None:
+    executor = SlowExecutor()
+    async with bench(executor=executor) as b:
+        await b.worker.accept(load("1", 4, 6))
+        async with asyncio.timeout(5):
+            while S.LOADING not in b.states("1"):
+                await asyncio.sleep(0.005)
+        await b.worker.accept(load("2", 6, 7, plan_version=2))
+        await b.worker.accept(load("3", 7, 8, plan_version=3))
+        b.worker.forget_waiting()
+        executor.let.set()
+        assert (await b.finished("1")).state is S.READY
+        # One of a plan that another has followed is not too old when it comes again.
+        await b.worker.accept(load("2", 6, 7, plan_version=2))
+        assert (await b.finished("2")).state is S.READY
+        assert b.states("3") == [S.ACCEPTED]
+        assert b.forwarding.shards.layers("m") == {4, 5, 6}
+
+
+async def test_a_drop_that_waits_for_sessions_when_the_tracker_is_lost_is_forgotten() -> None:
+    async with bench() as b:
+        await b.worker.accept(load("1", 4, 8))
+        await b.finished("1")
+        key = SessionKey("s", "m", LayerRange(4, 8))
+        b.forwarding.sessions.accept([Piece(key, 0, 5)], first_chunk=True, now=0)
+        await b.worker.accept(drop("2", 4, 8))
+        for _ in range(20):
+            await asyncio.sleep(0)
+        b.worker.forget_waiting()
+        b.forwarding.close([key])
+        await b.worker.accept(load("3", 8, 9))
+        assert (await b.finished("3")).state is S.READY
+        assert b.states("2") == [S.ACCEPTED]
+        assert b.forwarding.shards.layers("m") == {4, 5, 6, 7, 8}
+        await b.worker.accept(drop("2", 4, 8))
+        assert (await b.finished("2")).state is S.DROPPED

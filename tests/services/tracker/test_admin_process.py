@@ -154,13 +154,12 @@ async def test_a_deployment_has_its_limits_from_the_command_line() -> None:
 
 
 async def test_rebalance_asks_before_it_acts() -> None:
-    with start_tracker(*PATIENT, "--heartbeat", "0.1") as tracker:
+    flags = (*PATIENT, "--heartbeat", "1", "--deploy", "a", "--deploy", "b", "--kv-tokens", "16")
+    with start_tracker(*flags) as tracker:
         async with rpc.channel(tracker.match[1]) as channel, asyncio.timeout(3 * DEADLINE):
             for index, held in enumerate("aaaabb"):
                 one = node(f"n{index}", 10 * MB + 1000, "a", "b", shards=[shard(0, 10, held)])
                 await FakeNode(channel, one, [manifest("a", 10), manifest("b", 10)]).register()
-            for model_id in "ab":
-                await said(tracker, "deploy", model_id, "--kv-tokens", "16")
             # Nodes that bring layers look like a restart: others may follow.
             while "placing begins" not in await said(tracker, "events", "--no-follow"):
                 pass

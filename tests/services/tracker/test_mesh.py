@@ -317,3 +317,17 @@ def test_ready_ranges_that_touch_are_one_shard() -> None:
     mesh = make_mesh("m")
     join(mesh, "n1", 30 * MB, shards=[shard(0, 10), shard(10, 30)])
     assert [s.layers for s in mesh.topology.nodes["n1"].shards] == [LayerRange(0, 30)]
+
+
+def test_room_that_a_node_has_found_in_itself_is_used_at_once() -> None:
+    mesh = make_mesh("m")
+    # Room for 30 layers on the first; for 3 on the second, and for more as soon as its workspace is known.
+    join(mesh, "n1", 31 * MB)
+    join(mesh, "n2", 3 * MB)
+    finish_all(mesh)
+    held = mesh.registry.nodes()["n2"].shards
+    assert sum(len(shard.layers) for shard in held) == 3
+    assert mesh.heartbeat("n2", "i", held, LATER).directives == ()
+    effects = mesh.heartbeat("n2", "i", held, LATER, workspace_bytes=10 * MB)
+    assert sum(len(directive.layers) for directive in effects.directives) == 6
+    assert mesh.heartbeat("n2", "i", held, LATER, workspace_bytes=10 * MB).directives == ()

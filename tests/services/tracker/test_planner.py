@@ -93,7 +93,8 @@ def test_what_is_supposed_is_forgotten() -> None:
 
 
 def test_in_a_large_mesh_a_lost_node_is_refilled_by_one_other() -> None:
-    nodes = settle([node(f"n{i:03}", 12 * MB, "a", "b") for i in range(200)], [deployed("a"), deployed("b")])
+    empty = [node(f"n{i:03}", 12 * MB, "a", "b") for i in range(200)]
+    nodes = settle(empty, [deployed("a"), deployed("b")], rounds=10)
     planner = Planner()
     planner.set_models([deployed("a"), deployed("b")])
     for one in nodes:

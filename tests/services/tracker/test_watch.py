@@ -8,7 +8,7 @@ from meshnet.directive import Directive, DirectiveKind
 from meshnet.errors import TopologyGap, Unregistered
 from meshnet.model import LayerRange
 from meshnet.topology import Topology
-from services.tracker.watch import Changes, watch_directives, watch_topology
+from services.tracker.watch import Changes, Updates, watch_directives, watch_topology
 from tests.services.tracker.meshes import deployed, node
 
 DEADLINE = 10.0
@@ -23,30 +23,33 @@ async def test_a_slow_watcher_gets_only_the_newest_topology() -> None:
     current = Topology(version=1)
     stream = watch_topology(changes, lambda: current)
     async with asyncio.timeout(DEADLINE):
-        assert (await anext(stream)).version == 1
+        assert (await anext(stream))[1].version == 1
         for version in range(2, 100):
             current = Topology(version=version)
             changes.notify()
-        assert (await anext(stream)).version == 99
+        assert (await anext(stream))[1].version == 99
         waiting = asyncio.ensure_future(anext(stream))
         changes.notify()  # Nothing new in it: not sent again.
         current = Topology(version=100)
         changes.notify()
-        assert (await waiting).version == 100
+        assert (await waiting)[1].version == 100
 
 
 async def test_after_the_whole_topology_only_changes_are_sent() -> None:
     changes = Changes()
     kept, gone, changed = node("kept", 1), node("gone", 1), node("changed", 1)
     current = Topology(1, {n.node_id: n for n in (kept, gone, changed)}, {"m": deployed()})
+    updates = Updates(lambda update: update)
     stream = watch_topology(changes, lambda: current)
     async with asyncio.timeout(DEADLINE):
-        first = await anext(stream)
+        first = updates.between(*await anext(stream))
         known = Topology().updated(first)
         assert (first.base_version, known) == (None, current)
         current = Topology(7, {"kept": kept, "changed": node("changed", 2), "new": node("new", 1)}, {})
         changes.notify()
-        update = await anext(stream)
+        pair = await anext(stream)
+        update = updates.between(*pair)
+        assert updates.between(*pair) is update, "made once for all who watch"
         assert {n.node_id for n in update.nodes} == {"changed", "new"}
         assert (update.base_version, update.removed_node_ids, update.removed_model_ids) == (1, ("gone",), ("m",))
         assert known.updated(update) == current

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,16 @@ import pytest
 
 from services.node.engine.executor import TorchExecutor
 from tests.parity import Reference
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _frozen_imports() -> Iterator[None]:
+    """Shards that are dropped are collected at once. That would look through all that torch and transformers hold,
+    which takes most of the time of these tests."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 @pytest.fixture(scope="session")

@@ -39,6 +39,18 @@ _LLAMA_LIKE = {
     "vocab_size": VOCAB,
     "max_position_embeddings": 512,
 }
+# So short that prompts are longer, and that the last chunks of a session see nothing of its first.
+WINDOW = 9
+_WINDOWED = {**_LLAMA_LIKE, "sliding_window": WINDOW}
+_ALTERNATING = ["sliding_attention", "full_attention"] * 2
+_MIXTURE = {"num_experts_per_tok": 2, "moe_intermediate_size": 32}
+_FALCON = {key: value for key, value in _LLAMA_LIKE.items() if key not in ("intermediate_size", "num_key_value_heads")}
+_LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "short_factor": [1.0 + 0.1 * index for index in range(8)],
+    "long_factor": [2.0 + index for index in range(8)],
+}
 _GPT2 = {"n_embd": 64, "n_layer": 4, "n_head": 4, "n_positions": 512, "vocab_size": VOCAB}
 TINY: dict[str, dict[str, Any]] = {
     "llama": {"model_type": "llama", **_LLAMA_LIKE},
@@ -61,6 +73,89 @@ TINY: dict[str, dict[str, Any]] = {
     "gpt2": {"model_type": "gpt2", **_GPT2},
     "gpt2-scaled-by-layer": {"model_type": "gpt2", **_GPT2, "scale_attn_by_inverse_layer_idx": True},
     "gpt_neox": {"model_type": "gpt_neox", **_LLAMA_LIKE, "rotary_pct": 0.5},
+    "mistral-window": {"model_type": "mistral", **_WINDOWED},
+    "qwen2-window": {"model_type": "qwen2", **_WINDOWED, "use_sliding_window": True, "layer_types": _ALTERNATING},
+    "gemma2": {
+        "model_type": "gemma2",
+        **_WINDOWED,
+        "head_dim": 32,
+        "query_pre_attn_scalar": 24,
+        "attn_logit_softcapping": 0.7,
+        "final_logit_softcapping": 1.5,
+    },
+    "gemma3": {
+        "model_type": "gemma3_text",
+        **_WINDOWED,
+        "head_dim": 32,
+        "query_pre_attn_scalar": 24,
+        "layer_types": ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"],
+        "rope_scaling": {"rope_type": "linear", "factor": 4.0},
+    },
+    "phi3": {"model_type": "phi3", **_WINDOWED, "pad_token_id": 0},
+    "phi3-longrope": {
+        "model_type": "phi3",
+        **_LLAMA_LIKE,
+        "pad_token_id": 0,
+        "original_max_position_embeddings": 128,
+        "rope_parameters": _LONGROPE,
+    },
+    "opt": {
+        "model_type": "opt",
+        "hidden_size": 64,
+        "ffn_dim": 128,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "vocab_size": VOCAB,
+        "max_position_embeddings": 512,
+    },
+    "olmo": {"model_type": "olmo", **_LLAMA_LIKE, "clip_qkv": 0.8},
+    "stablelm": {"model_type": "stablelm", **_LLAMA_LIKE, "qk_layernorm": True, "use_qkv_bias": True},
+    "stablelm-parallel": {"model_type": "stablelm", **_LLAMA_LIKE, "use_parallel_residual": True},
+    "falcon-multi-query": {"model_type": "falcon", **_FALCON},
+    "falcon-new": {"model_type": "falcon", **_FALCON, "new_decoder_architecture": True, "num_kv_heads": 2},
+    "falcon-heads": {"model_type": "falcon", **_FALCON, "multi_query": False, "parallel_attn": False, "bias": True},
+    "mixtral": {"model_type": "mixtral", **_LLAMA_LIKE, "num_local_experts": 4},
+    "mixtral-window": {"model_type": "mixtral", **_WINDOWED, "num_local_experts": 4},
+    "qwen3_moe": {
+        "model_type": "qwen3_moe",
+        **_LLAMA_LIKE,
+        **_MIXTURE,
+        "head_dim": 32,
+        "num_experts": 6,
+        "mlp_only_layers": [1],
+        "norm_topk_prob": True,
+    },
+    "gemma": {"model_type": "gemma", **_LLAMA_LIKE, "head_dim": 32},
+    "cohere": {"model_type": "cohere", **_LLAMA_LIKE, "logit_scale": 0.3, "use_qk_norm": True, "pad_token_id": 0},
+    "granite": {
+        "model_type": "granite",
+        **_LLAMA_LIKE,
+        "embedding_multiplier": 3.0,
+        "logits_scaling": 2.5,
+        "residual_multiplier": 0.4,
+        "attention_multiplier": 0.2,
+    },
+    "olmo2": {"model_type": "olmo2", **_LLAMA_LIKE},
+    "olmo3": {"model_type": "olmo3", **_WINDOWED},
+    "phi": {"model_type": "phi", **_LLAMA_LIKE},
+    "smollm3": {"model_type": "smollm3", **_LLAMA_LIKE, "no_rope_layers": [1, 1, 0, 1], "pad_token_id": 0},
+    "starcoder2": {"model_type": "starcoder2", **_WINDOWED},
+    "qwen2_moe": {
+        "model_type": "qwen2_moe",
+        **_LLAMA_LIKE,
+        **_MIXTURE,
+        "num_experts": 4,
+        "shared_expert_intermediate_size": 48,
+        "decoder_sparse_step": 2,
+    },
+    "gpt_oss": {
+        "model_type": "gpt_oss",
+        **_WINDOWED,
+        "head_dim": 32,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "layer_types": _ALTERNATING,
+    },
 }
 
 
@@ -75,6 +170,14 @@ def save_model(path: Path, options: dict[str, Any], dtype: torch.dtype = torch.b
             parameter.copy_(1.0 + 0.1 * noise if is_scale else 0.1 * noise)
     model.to(dtype).save_pretrained(path)
     return ModelFiles(MODEL, path)
+
+
+def steady(options: dict[str, Any]) -> dict[str, Any]:
+    """The model with all experts chosen for each token. Of two that are nearly as good bfloat16 may choose another than
+    float32 does, or other kernels, and in transformers too what comes out is then far off: no rounding to be compared.
+    """
+    experts = options.get("num_local_experts") or options.get("num_experts")
+    return options if experts is None else {**options, "num_experts_per_tok": experts}
 
 
 def splits_of(num_layers: int, *ends: int) -> list[LayerRange]:

@@ -9,6 +9,7 @@ from transformers.pytorch_utils import Conv1D
 
 from meshnet.model import LayerRange, Quantization
 from services.node.core.work import Buffer
+from services.node.engine.experts import DOWN, GATE_UP, are_stacked
 from services.node.engine.shard import Entry
 from tests.parity import Reference
 
@@ -24,6 +25,10 @@ def requantized(reference: Reference, quantization: Quantization, layers: LayerR
             weight = module.weight.data
             rounded = _round_trip(weight.T.contiguous() if isinstance(module, Conv1D) else weight, quantization)
             module.weight.data = rounded.T.contiguous() if isinstance(module, Conv1D) else rounded
+        elif are_stacked(module):
+            for stack in (getattr(module, name).data for name in (GATE_UP, DOWN)):
+                for expert in stack.mT if getattr(module, "is_transposed", False) else stack:
+                    expert.copy_(_round_trip(expert.contiguous(), quantization))
     return reference
 
 

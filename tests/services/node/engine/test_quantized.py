@@ -15,7 +15,7 @@ from services.node.engine.linear import PackedLinear, held_bytes, make_linear
 from services.node.engine.shard import Entry
 from services.node.files.manifest import read_manifest
 from tests.parity import Reference
-from tests.services.node.engine.models import TINY, VOCAB, Mesh, mesh, prompt_of, save_model, splits_of
+from tests.services.node.engine.models import TINY, VOCAB, Mesh, mesh, prompt_of, save_model, splits_of, steady
 from tests.services.node.engine.rounded import likeness, requantized
 
 # bitsandbytes is built on what torch has since deprecated.
@@ -25,9 +25,9 @@ QUANTIZED = [Quantization.INT8, Quantization.NF4]
 BYTES_TOLERANCE = 0.06
 
 
-@pytest.fixture(scope="module", params=["llama", "gpt2"])
+@pytest.fixture(scope="module", params=["llama", "gpt2", "falcon-new", "mixtral", "qwen3_moe", "gpt_oss"])
 def files(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ModelFiles:
-    return save_model(tmp_path_factory.mktemp(request.param), TINY[request.param])
+    return save_model(tmp_path_factory.mktemp(request.param), steady(TINY[request.param]))
 
 
 def entry_of(shards: Mesh) -> Entry:

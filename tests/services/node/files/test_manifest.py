@@ -40,6 +40,8 @@ LAYER_SHAPES = {
     "input_layernorm.weight": (HIDDEN,),
     "post_attention_layernorm.weight": (HIDDEN,),
 }
+ORIGINAL = "original_max_position_embeddings"
+LONGROPE = {"rope_type": "longrope", "short_factor": [1.0], "long_factor": [2.0]}
 SHAPES = {
     "model.embed_tokens.weight": (VOCAB, HIDDEN),
     "model.norm.weight": (HIDDEN,),
@@ -99,6 +101,32 @@ def test_the_models_own_head_dim_counts(tmp_path: Path) -> None:
     assert read_manifest(save(tmp_path, CONFIG | {"head_dim": 40}, shapes)).kv_bytes_per_token == 2 * 2 * 40 * 2
 
 
+def test_a_model_whose_rotary_embedding_changes_is_served_up_to_there(tmp_path: Path) -> None:
+    for stated in ({"rope_scaling": {"type": "longrope", ORIGINAL: 64}}, {"rope_scaling": LONGROPE, ORIGINAL: 64}):
+        assert read_manifest(save(tmp_path, CONFIG | stated)).context_length == 64
+    with pytest.raises(LoadFailed, match=f"{ORIGINAL} as None"):
+        read_manifest(save(tmp_path, CONFIG | {"rope_scaling": LONGROPE}))
+
+
+def test_layers_with_experts_and_without_are_weighed_each(tmp_path: Path) -> None:
+    """Routers are matrices that are not quantized, and experts weigh the same one by one and stacked."""
+    mixture = {"mlp.gate.weight": (4, HIDDEN)}
+    single = {
+        f"mlp.experts.{expert}.{name}_proj.weight": (INNER, HIDDEN) for expert in range(4) for name in ("gate", "up")
+    }
+    stacked = {"mlp.experts.gate_up_proj": (4, 2 * INNER, HIDDEN)}
+    weighed = []
+    for experts in (single, stacked):
+        extra = {f"model.layers.1.{name}": shape for name, shape in (mixture | experts).items()}
+        weighed.append(read_manifest(save(tmp_path, None, SHAPES | extra)).layers)
+    assert weighed[0] == weighed[1]
+    dense, mixed, last = weighed[0]
+    values, rows = 8 * INNER * HIDDEN, 8 * INNER
+    assert dense == last
+    assert mixed.int8 - dense.int8 == values + 4 * rows + 2 * 4 * HIDDEN
+    assert mixed.nf4 - dense.nf4 == values // 2 + 4 * values // 64 + 2 * 4 * HIDDEN
+
+
 def test_the_revision_is_of_the_content_not_of_the_files(tmp_path: Path) -> None:
     for name in ("one", "several", "other-config", "other-tensors"):
         (tmp_path / name).mkdir()
@@ -122,16 +150,28 @@ def test_the_revision_is_of_the_content_not_of_the_files(tmp_path: Path) -> None
         ({"is_encoder_decoder": True}, "encoder-decoder"),
         ({"auto_map": {"AutoModelForCausalLM": "code.Model"}}, "never run"),
         ({"quantization_config": {"quant_method": "gptq"}}, "quantized"),
-        ({"model_type": "mamba"}, "model type 'mamba'"),
-        ({"model_type": None}, "model type None"),
+        ({"model_type": "mamba"}, "model type 'mamba' .*state-space"),
+        ({"model_type": None}, "model type None .*never compared"),
         ({"add_cross_attention": True}, "cross-attention"),
         ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "'dynamic'"),
-        ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "differs between layers"),
+        (
+            {"rope_parameters": {kind: {"rope_type": "default"} for kind in ("full_attention", "sliding_attention")}},
+            "differs between layers",
+        ),
         ({"rope_scaling": "linear"}, "rotary"),
-        ({"model_type": "mistral"}, "^$"),
-        ({"model_type": "mistral", "max_position_embeddings": 32768}, "sliding window of 4096"),
-        ({"model_type": "qwen2", "use_sliding_window": True, "sliding_window": 32}, "sliding window of 32"),
-        ({"layer_types": ["full_attention", "sliding_attention"]}, "differ in their attention"),
+        ({"model_type": "phi3", "rope_scaling": {"type": "yarn", "factor": 2.0}}, "'yarn'"),
+        ({"layer_types": ["full_attention", "linear_attention"]}, "layers of type 'linear_attention'"),
+        ({"use_bidirectional_attention": True}, "after them"),
+        ({"model_type": "falcon", "alibi": True}, "ALiBi"),
+        ({"model_type": "opt", "word_embed_proj_dim": 32}, "another width"),
+        ({"model_type": "opt", "do_layer_norm_before": False}, "no final norm"),
+        ({"model_type": "gemma3", "text_config": {"model_type": "gemma3_text"}}, "more than text"),
+        ({"model_type": "jamba", "mamba_d_state": 16}, "state-space"),
+        ({"model_type": "qwen3_next"}, "state-space"),
+        ({"model_type": "somebodys", "ssm_state_size": 16}, "state-space"),
+        ({"model_type": "cohere2"}, "never compared"),
+        ({"model_type": "mistral", "sliding_window": 32}, "^$"),
+        ({"auto_map": {"AutoModelForCausalLM": "modeling.LlamaForCausalLM"}}, "^$"),
         ({"hidden_size": None}, "hidden_size as None"),
         ({"num_hidden_layers": -3}, "num_hidden_layers as -3"),
         ({"vocab_size": "many"}, "vocab_size as 'many'"),
