@@ -58,7 +58,10 @@ class Deployments:
         """Loaded shards keep the KV cache that they were loaded with. `held`: ids of models that nodes hold. Raises
         InvalidRequest if another size is wished for."""
         old = self.models.get(model.model_id)
-        if old is not None and old.kv_tokens != model.kv_tokens and model.model_id in held:
+        if old is None or model.model_id not in held:
+            return
+        # In blocks, as nodes hold them: one that is remembered from an older version need not be a multiple.
+        if blocks_for(old.kv_tokens) != blocks_for(model.kv_tokens):
             raise InvalidRequest(
                 f"model {model.model_id} is loaded with KV cache room for {old.kv_tokens} tokens, not "
                 f"{model.kv_tokens}: undeploy it first, or deploy it with the same number"
