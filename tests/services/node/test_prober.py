@@ -112,7 +112,8 @@ async def test_every_replica_is_proven_and_generations_are_spread_over_them() ->
         asked = [request() for _ in range(12)]
         running = [asyncio.create_task(run(nodes["a"], one)) for one in asked]
         await until(lambda: sum(len(shell.sessions) for shell in replicas) == 12)
-        assert all(3 <= len(shell.sessions) <= 5 for shell in replicas)
+        # Not exactly a third each: what a token took is part of what a route costs.
+        assert all(len(shell.sessions) >= 2 for shell in replicas)
         for shell in replicas:
             shell.executor.gate.set()
         assert await asyncio.gather(*running) == [expected(one) for one in asked]

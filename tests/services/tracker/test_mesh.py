@@ -322,15 +322,15 @@ def test_ready_ranges_that_touch_are_one_shard() -> None:
 
 def test_room_that_a_node_has_found_in_itself_is_used_at_once() -> None:
     mesh = make_mesh("m")
-    # Room for 30 layers on the first; for 3 on the second beside its workspace, for 9 if that is as small as usual.
+    # Room for 30 layers on the first; for 3 on the second, and for 3 more as soon as its steps take less.
     join(mesh, "n1", 31 * MB)
-    large = WORKSPACE_BYTES + 6 * MB
-    second = replace(node("n2", 9 * MB + KV_ROOM), workspace_bytes=large)
-    mesh.register(second, "i", [manifest()], LATER)
+    lends = replace(node("n2", 6 * MB + KV_ROOM), workspace_bytes=WORKSPACE_BYTES + 3 * MB)
+    mesh.register(lends, "i", [manifest()], LATER)
     finish_all(mesh)
     held = mesh.registry.nodes()["n2"].shards
     assert sum(len(shard.layers) for shard in held) == 3
-    assert mesh.heartbeat("n2", "i", held, LATER, workspace_bytes=large).directives == ()
+    same = mesh.heartbeat("n2", "i", held, LATER, workspace_bytes=WORKSPACE_BYTES + 3 * MB)
+    assert same.directives == ()
     effects = mesh.heartbeat("n2", "i", held, LATER, workspace_bytes=10 * MB)
-    assert sum(len(directive.layers) for directive in effects.directives) == 6
+    assert sum(len(directive.layers) for directive in effects.directives) == 3
     assert mesh.heartbeat("n2", "i", held, LATER, workspace_bytes=10 * MB).directives == ()
