@@ -8,7 +8,15 @@ from enum import StrEnum
 
 from meshnet.errors import InvalidRequest
 
+# What room in a KV cache is promised, taken and given back in.
+BLOCK_TOKENS = 128
+
 MODEL_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
+
+
+def blocks_for(num_tokens: int) -> int:
+    """Blocks of 128 tokens that hold this many."""
+    return -(-num_tokens // BLOCK_TOKENS)
 
 
 class Quantization(StrEnum):

@@ -21,6 +21,7 @@ from meshnet.cli.describe import describe
 from meshnet.cli.directives import directives
 from meshnet.cli.events import events
 from meshnet.cli.launch import MeshPlan, NodePlan
+from meshnet.cli.models import app as models_app
 from meshnet.cli.node_tables import measures_table, nodes_table
 from meshnet.cli.options import (
     ContextOption,
@@ -287,6 +288,8 @@ def evict(
         client.evict(node_id)
     console.print(f"{node_id} is evicted.")
 
+
+app.add_typer(models_app, name="models")
 
 for command in (describe, directives, plan, rebalance, events):
     app.command()(command)

@@ -165,11 +165,14 @@ class DirectiveWorker:
             await runner.call(trial.close)
         predicted = predict_workspace_bytes(manifest, spec.quantization, longest, entry=spec.layers.start == 0)
         log.info(
-            "layers %s of %s take %s of weights (predicted %s), their steps %s of workspace (predicted %s)",
+            "layers %s of %s take %s of weights (predicted %s), %s of KV cache (predicted %s), "
+            "their steps %s of workspace (predicted %s)",
             spec.layers,
             manifest.model_id,
             format_size(shard.weight_bytes),
             format_size(manifest.weight_bytes(spec.layers, spec.quantization)),
+            format_size(shard.kv_bytes),
+            format_size(len(spec.layers) * manifest.kv_bytes(spec.kv_tokens, spec.quantization)),
             "an unknown number of bytes" if measured is None else format_size(measured),
             format_size(predicted),
         )

@@ -25,6 +25,7 @@ from services.node.core.work import (
 class StubShard:
     spec: ShardSpec
     weight_bytes: int = 0
+    kv_bytes: int = 0
 
 
 class StubExecutor:

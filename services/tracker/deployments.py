@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 
 from meshnet.errors import InvalidRequest, UnknownModel
-from meshnet.model import ModelManifest
+from meshnet.model import BLOCK_TOKENS, ModelManifest, blocks_for
 from meshnet.topology import DeployedModel
 from services.tracker.effects import Note
 from services.tracker.registry import Registry
@@ -39,7 +39,8 @@ class Deployments:
         """A model as somebody wants it deployed.
 
         `max_context` 0: what the model was made for. `kv_tokens` 0: as many as `sessions` (0: one) of that length take.
-        `replicas` 0: as many as there is room for. Raises UnknownModel or InvalidRequest.
+        Either is rounded up to whole blocks of 128, as nodes allocate them. `replicas` 0: as many as there is room for.
+        Raises UnknownModel or InvalidRequest.
         """
         manifest = self._known(model_id)
         if max_context > manifest.context_length:
@@ -50,13 +51,17 @@ class Deployments:
             raise InvalidRequest("name either the tokens of the KV cache or the sessions that it has room for")
         context = max_context or manifest.context_length
         limit = None if context == manifest.context_length else context
-        return DeployedModel(manifest, kv_tokens or context * (sessions or 1), priority, limit, replicas or None)
+        room = blocks_for(kv_tokens or context) * BLOCK_TOKENS * (sessions or 1)
+        return DeployedModel(manifest, room, priority, limit, replicas or None)
 
     def check_room(self, model: DeployedModel, held: Iterable[str]) -> None:
         """Loaded shards keep the KV cache that they were loaded with. `held`: ids of models that nodes hold. Raises
         InvalidRequest if another size is wished for."""
         old = self.models.get(model.model_id)
-        if old is not None and old.kv_tokens != model.kv_tokens and model.model_id in held:
+        if old is None or model.model_id not in held:
+            return
+        # In blocks, as nodes hold them: one that is remembered from an older version need not be a multiple.
+        if blocks_for(old.kv_tokens) != blocks_for(model.kv_tokens):
             raise InvalidRequest(
                 f"model {model.model_id} is loaded with KV cache room for {old.kv_tokens} tokens, not "
                 f"{model.kv_tokens}: undeploy it first, or deploy it with the same number"

@@ -87,6 +87,8 @@ def test_too_little_memory_is_said_with_what_to_do(tmp_path: Path) -> None:
         (["rebalance", "--tracker", "127.0.0.1:1"], "no tracker answers"),
         (["rebalance", "--json"], "add --yes"),
         (["events", "--tracker", "127.0.0.1:1"], "no tracker answers"),
+        (["models", "inspect", "/nowhere"], "does not exist"),
+        (["models", "inspect", "README.md"], "neither a directory"),
         (["chat", "--url", "http://127.0.0.1:1"], "no gateway answers"),
         (["node", "--vram", "much"], "is not a size"),
         (["node", "--quantization", "bfloat16,int3"], "is not a quantization"),

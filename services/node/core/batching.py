@@ -14,7 +14,8 @@ def choose_batch(queue: Sequence[Work], token_budget: int = TOKEN_BUDGET) -> lis
     """Indices into `queue` (in order of arrival) of the works that form the next step; empty only if the queue is.
 
     The first work is always among them. Others join if they are of its kind, model and layers, while the tokens stay
-    within the budget. The works of one session never overtake each other, and never share a step.
+    within the budget. The works of one session never overtake each other, and never share a step. Nothing overtakes
+    what frees memory: the room may have been promised to it.
     """
     chosen: list[int] = []
     passed: set[SessionKey] = set()
@@ -25,6 +26,8 @@ def choose_batch(queue: Sequence[Work], token_budget: int = TOKEN_BUDGET) -> lis
         if fits and passed.isdisjoint(keys):
             chosen.append(index)
             tokens += work.num_tokens
+        elif isinstance(work, FreeWork):
+            break
         passed.update(keys)
     return chosen
 

@@ -126,11 +126,16 @@ Progress = Callable[[int, int], None]
 
 
 class LoadedShard(Protocol):
-    """A shard whose weights are in memory but which serves nothing yet."""
+    """A shard whose weights are in memory, beside room for its KV caches, but which serves nothing yet."""
 
     @property
     def weight_bytes(self) -> int:
         """Bytes that its weights take, as measured."""
+        ...
+
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes that the memory for its KV caches takes, as measured."""
         ...
 
 
@@ -175,7 +180,7 @@ class Executor(Protocol):
         ...
 
     def load(self, spec: ShardSpec, progress: Progress) -> LoadedShard:
-        """Reads a shard's weights. Raises LoadFailed with a reason for people."""
+        """Takes the memory of a shard's KV caches and reads its weights. Raises LoadFailed with a reason for people."""
         ...
 
     def attach(self, shard: LoadedShard) -> None:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from meshnet.model import ModelManifest, Quantization
+from meshnet.model import BLOCK_TOKENS, ModelManifest, Quantization, blocks_for
 from services.node.core.batching import TOKEN_BUDGET
-from services.node.core.kv_ledger import BLOCK_TOKENS, blocks_for
 
 # The sums of int8 products are integers of four bytes before they are scaled.
 _VALUE_BYTES = {Quantization.BFLOAT16: 2, Quantization.NF4: 2, Quantization.INT8: 4, Quantization.FLOAT32: 4}

@@ -2,50 +2,88 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
 
-from meshnet.errors import InvalidRequest, PositionMismatch
+from meshnet.errors import InvalidRequest, KvFull, PositionMismatch
 from meshnet.model import LayerRange
 from services.node.core.work import Segment, SessionKey
 from services.node.engine.attention import CachedSegment
 from services.node.engine.kv_cache import KvCache
+from services.node.engine.kv_pool import LayerPool
 
 
 class KvCaches:
-    """KV caches by key. One exists from a session's first step until it is freed."""
+    """KV caches by key. One exists from a session's first step until it is freed.
+
+    They take their blocks from the pools of the layers that are held, and give them back.
+    """
 
     def __init__(self) -> None:
         self._caches: dict[SessionKey, KvCache] = {}
+        self._pools: defaultdict[str, dict[int, LayerPool]] = defaultdict(dict)
 
     def __len__(self) -> int:
         return len(self._caches)
 
     @property
     def allocated_bytes(self) -> int:
-        return sum(cache.allocated_bytes for cache in self._caches.values())
+        """Of all pools, whatever of them is used."""
+        return sum(pool.allocated_bytes for pools in self._pools.values() for pool in pools.values())
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks that sessions have taken, in all layers together."""
+        return sum(cache.num_blocks for cache in self._caches.values())
+
+    def add_layers(self, model_id: str, pools: Mapping[int, LayerPool]) -> None:
+        self._pools[model_id].update(pools)
+
+    def remove_layers(self, model_id: str, layers: LayerRange) -> None:
+        """Frees the caches that run through any of these layers, and the layers' pools."""
+        self.free([key for key in self._caches if key.model_id == model_id and key.layers.overlaps(layers)])
+        for layer in layers.layers:
+            self._pools[model_id].pop(layer, None)
 
     def free(self, keys: Iterable[SessionKey]) -> None:
         for key in keys:
-            self._caches.pop(key, None)
-
-    def free_layers(self, model_id: str, layers: LayerRange) -> None:
-        """Frees the caches that run through any of these layers."""
-        self.free([key for key in self._caches if key.model_id == model_id and key.layers.overlaps(layers)])
+            if cache := self._caches.pop(key, None):
+                cache.release()
 
     def cached_length(self, key: SessionKey) -> int:
         cache = self._caches.get(key)
         return 0 if cache is None else cache.length
 
+    def reserve(self, lengths: Mapping[SessionKey, int]) -> None:
+        """Makes room for so many tokens of each key, in all. Raises KvFull, and then has made no new cache."""
+        made = [key for key in lengths if key not in self._caches]
+        try:
+            for key, num_tokens in lengths.items():
+                if key not in self._caches:
+                    self._caches[key] = KvCache(key.layers, self._pools[key.model_id])
+                self._caches[key].reserve(num_tokens)
+        except KvFull:
+            self.free(made)
+            raise
+
     def begin(self, key: SessionKey, position: int) -> KvCache:
-        """The cache of a key, made if there is none, cut back to `position` if it is longer."""
-        cache = self._caches.setdefault(key, KvCache(key.layers))
+        """The cache of a key that has room reserved, cut back to `position` if it is longer."""
+        cache = self._caches[key]
         cache.truncate(min(position, cache.length))
         return cache
 
     def check_integrity(self) -> None:
+        """Raises AssertionError if a block of any pool was lost, or is in two caches or in none."""
         for key, cache in self._caches.items():
             assert cache.layers == key.layers
             cache.check_integrity()
+        for model_id, pools in self._pools.items():
+            for layer, pool in pools.items():
+                pool.regions.check_integrity()
+                through = [c for key, c in self._caches.items() if key.model_id == model_id and layer in key.layers]
+                taken = sum(cache.blocks_in(pool) for cache in through)
+                free = pool.regions.num_free
+                assert taken + free == pool.regions.num_blocks, (layer, taken, free, pool.regions.num_blocks)
 
 
 class StepPlan:
@@ -67,7 +105,10 @@ class StepPlan:
         return tuple(self._admitted)
 
     def admit(self, segments: tuple[Segment, ...]) -> None:
-        """Takes all segments of a work. Raises PositionMismatch or InvalidRequest, and then has taken none."""
+        """Takes all segments of a work, with room for their tokens.
+
+        Raises PositionMismatch, InvalidRequest or KvFull, and then has taken none.
+        """
         lengths = dict(self._lengths)
         for segment in segments:
             self._check(segment)
@@ -77,6 +118,7 @@ class StepPlan:
                     f"session {segment.key.session} has {cached} tokens cached here, not {segment.position}", cached
                 )
             lengths[segment.key] = segment.position + segment.num_tokens
+        self._caches.reserve({segment.key: lengths[segment.key] for segment in segments})
         self._lengths = lengths
         self._admitted += segments
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TypeVar
 
 import torch
@@ -25,9 +26,10 @@ from services.node.core.work import (
 from services.node.engine.buffers import to_buffer, write_rows
 from services.node.engine.caches import KvCaches, StepPlan
 from services.node.engine.config import make_config
-from services.node.engine.device import free_bytes, is_out_of_memory, machine_name
+from services.node.engine.device import free_bytes, give_back, is_out_of_memory, machine_name
 from services.node.engine.gguf_weights import GgufSource
 from services.node.engine.held_model import HeldModel
+from services.node.engine.kv_pool import allocate_pools
 from services.node.engine.loading import load_shard
 from services.node.engine.precision import BOUNDARY_DTYPE
 from services.node.engine.sampling import choose
@@ -39,6 +41,9 @@ from services.node.files.gguf_header import gguf_config, open_gguf
 from services.node.files.model_config import read_config
 
 _Kind = TypeVar("_Kind")
+
+# Memory that a load no longer uses is given back whenever so many bytes of weights have come, and in the end.
+GIVE_BACK_BYTES = 32 << 20
 
 
 class TorchExecutor:
@@ -68,8 +73,13 @@ class TorchExecutor:
 
     @property
     def kv_bytes(self) -> int:
-        """Bytes that the KV caches really take."""
+        """Bytes that the memory for KV caches takes, used or not."""
         return self._caches.allocated_bytes
+
+    @property
+    def num_kv_blocks(self) -> int:
+        """Blocks of KV cache that sessions have taken, in all layers together."""
+        return self._caches.num_blocks
 
     def entry(self, model_id: str) -> Entry:
         """The embedding and head that are held. Raises UnknownModel or WrongLayers. For measurements and tests."""
@@ -84,7 +94,9 @@ class TorchExecutor:
         if model_id not in self._files:
             raise BadFiles(f"this node has no files of model {model_id!r}")
         try:
-            return self._load(self._files[model_id], spec, progress)
+            # First of all, so that a node that cannot keep the promise reads nothing.
+            kv = allocate_pools(spec.manifest, spec.layers, spec.quantization, spec.kv_tokens, self._device)
+            return replace(self._load(self._files[model_id], spec, progress), kv=kv)
         except LoadFailed:
             raise
         # The one boundary at which the errors of torch, transformers, bitsandbytes and the file formats arrive.
@@ -93,15 +105,18 @@ class TorchExecutor:
                 raise NoRoom(f"out of memory while loading layers {spec.layers} of model {model_id!r}") from error
             reason = f"{type(error).__name__}: {error}"
             raise LoadFailed(f"layers {spec.layers} of model {model_id!r} cannot be loaded: {reason}") from error
+        finally:
+            give_back()
 
     def attach(self, shard: LoadedShard) -> None:
         assert isinstance(shard, TorchShard)
         # Layers that are held already are replaced, and what their sessions cached may be of another precision.
-        self._caches.free_layers(shard.model_id, shard.range)
+        self._caches.remove_layers(shard.model_id, shard.range)
+        self._caches.add_layers(shard.model_id, shard.kv)
         self._models.setdefault(shard.model_id, HeldModel(shard)).attach(shard)
 
     def detach(self, model_id: str, layers: LayerRange) -> None:
-        self._caches.free_layers(model_id, layers)
+        self._caches.remove_layers(model_id, layers)
         model = self._models.get(model_id)
         if model is None:
             return
@@ -110,6 +125,7 @@ class TorchExecutor:
             del self._models[model_id]
         # Quantized layers refer to themselves in circles; without this their memory stays for a while.
         gc.collect()
+        give_back()
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
 
@@ -123,11 +139,14 @@ class TorchExecutor:
     @torch.inference_mode()
     def _load(self, files: ModelFiles, spec: ShardSpec, progress: Progress) -> TorchShard:
         total = spec.manifest.weight_bytes(spec.layers, spec.quantization)
-        loaded = 0
+        loaded = given_back = 0
 
         def on_bytes(count: int) -> None:
-            nonlocal loaded
+            nonlocal loaded, given_back
             loaded += count
+            if loaded - given_back > GIVE_BACK_BYTES:
+                give_back()
+                given_back = loaded
             progress(min(loaded, total), total)
 
         if files.is_gguf:
@@ -137,8 +156,7 @@ class TorchExecutor:
             source = GgufSource(reader, stated, spec.manifest.num_layers)
             return load_shard(spec, structure, source, self._device, on_bytes)
         structure = find_structure(make_config(read_config(files)))
-        with SafetensorsSource(files, structure.base) as tensors:
-            return load_shard(spec, structure, tensors, self._device, on_bytes)
+        return load_shard(spec, structure, SafetensorsSource(files, structure.base), self._device, on_bytes)
 
     @torch.inference_mode()
     def _run(self, batch: Sequence[Work]) -> list[Result]:

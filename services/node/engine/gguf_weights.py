@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Collection
 
 import gguf
@@ -30,6 +31,7 @@ class GgufSource:
 
     def __init__(self, reader: gguf.GGUFReader, config: Config, num_layers: int) -> None:
         self._tensors = {tensor.name: tensor for tensor in reader.tensors}
+        self._file = reader.data._mmap
         self._config = config
         self._names = gguf.get_tensor_name_map(_ARCHITECTURES[config["model_type"]], num_layers)
 
@@ -44,6 +46,9 @@ class GgufSource:
             tensor = _dequantize(self._tensors[stored], dtype)
         except (NotImplementedError, ValueError) as error:
             raise BadFiles(f"tensor {stored!r} of the GGUF file cannot be dequantized: {error}") from error
+        # What was read of a mapped file counts as the process's memory for as long as it is mapped.
+        if hasattr(mmap, "MADV_DONTNEED"):
+            self._file.madvise(mmap.MADV_DONTNEED)
         return self._restore_layout(stored, tensor)
 
     def read_expert(self, name: str, expert: int, dtype: torch.dtype) -> torch.Tensor:

@@ -7,6 +7,7 @@ kernel, int8 and nf4 with the CPU kernels of bitsandbytes.
 from __future__ import annotations
 
 import logging
+from typing import Any
 
 import torch
 from torch import nn
@@ -20,6 +21,7 @@ from services.node.files.manifest import NF4_BLOCK
 _INT8_OUTLIER_THRESHOLD = 6.0
 # The packed layout of bitsandbytes' CPU kernel holds output rows in blocks of this many.
 _NF4_PACKED_ROWS = 32
+_NF4_PIECE_VALUES = 1 << 18
 
 
 class PackedLinear(nn.Module):
@@ -100,11 +102,40 @@ def _nf4(weight: torch.Tensor, bias: torch.Tensor | None, device: torch.device) 
     linear = Linear4bit(
         in_features, out_features, bias=bias is not None, compute_dtype=torch.bfloat16, device="meta", **options
     )
-    linear.weight = Params4bit(weight.contiguous(), requires_grad=False, blocksize=NF4_BLOCK, module=linear, **options)
+    packed, state = _quantize_nf4(weight)
+    linear.weight = Params4bit(
+        packed,
+        requires_grad=False,
+        quant_state=state,
+        blocksize=NF4_BLOCK,
+        module=linear,
+        bnb_quantized=True,
+        **options,
+    )
+    linear.quant_state = state
     if out_features % _NF4_PACKED_ROWS or in_features % NF4_BLOCK:
         # It would pack all shapes alike, and fail on these; without packing it dequantizes at each call.
         linear.support_avx512bf16_for_cpu = False
     return _placed(linear, bias, device)
+
+
+def _quantize_nf4(weight: torch.Tensor) -> tuple[torch.Tensor, Any]:
+    """The packed values and bitsandbytes' QuantState of `[out, in]`, a few rows at a time: on a CPU it compares each
+    value with all sixteen, in float32, and takes 64 bytes a value for it."""
+    from bitsandbytes.functional import quantize_4bit
+
+    # So many rows that no block of values has parts in two pieces.
+    rows = NF4_BLOCK * max(1, _NF4_PIECE_VALUES // (NF4_BLOCK * weight.shape[1]))
+    packed, scales, state = [], [], None
+    for piece in torch.split(weight, rows):
+        values, state = quantize_4bit(
+            piece.contiguous(), blocksize=NF4_BLOCK, compress_statistics=False, quant_type="nf4"
+        )
+        packed.append(values)
+        scales.append(state.absmax)
+    assert state is not None
+    state.absmax, state.shape = torch.cat(scales), weight.shape
+    return torch.cat(packed), state
 
 
 def _placed(linear: nn.Linear, bias: torch.Tensor | None, device: torch.device) -> nn.Module:

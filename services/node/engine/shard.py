@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import nn
 
 from meshnet.model import LayerRange
+from services.node.engine.kv_pool import LayerPool
 from services.node.engine.linear import held_bytes
 
 
@@ -62,7 +63,10 @@ Rotary = Callable[..., tuple[torch.Tensor, torch.Tensor]]
 
 @dataclass(frozen=True, slots=True)
 class TorchShard:
-    """A loaded shard of `model_id`. `entry` is there if it starts at layer 0, `rotary` if the model has one."""
+    """A loaded shard of `model_id`. `entry` is there if it starts at layer 0, `rotary` if the model has one.
+
+    `kv` is the memory for the KV caches of its layers.
+    """
 
     model_id: str
     range: LayerRange
@@ -72,6 +76,12 @@ class TorchShard:
     hidden_size: int
     vocab_size: int
     context_length: int
+    kv: Mapping[int, LayerPool] = field(default_factory=dict)
+
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes that the memory for its KV caches takes."""
+        return sum(pool.allocated_bytes for pool in self.kv.values())
 
     @property
     def weight_bytes(self) -> int:

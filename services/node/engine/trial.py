@@ -9,9 +9,8 @@ from collections.abc import Sequence
 import torch
 
 from meshnet.errors import NoRoom
-from meshnet.model import LayerRange
+from meshnet.model import LayerRange, blocks_for
 from services.node.core.batching import TOKEN_BUDGET
-from services.node.core.kv_ledger import blocks_for
 from services.node.core.speeds import PREFILL_TOKENS
 from services.node.engine.attention import CachedSegment
 from services.node.engine.device import is_out_of_memory, peak_bytes
@@ -33,17 +32,16 @@ class LayerTrial:
         generator = torch.Generator().manual_seed(0)
         hidden = torch.randn(1, max(TOKEN_BUDGET, self._chunk), shard.hidden_size, generator=generator)
         self._hidden = hidden.to(device, torch.bfloat16)
-        self._cache = KvCache(self._layers)
+        self._kv = shard.kv
+        self._cache: KvCache | None = None
 
     @torch.inference_mode()
     def prefill(self) -> float:
-        return self._chunk / self._time(CachedSegment(0, self._chunk, 0, self._cache))
+        return self._chunk / self._time(CachedSegment(0, self._chunk, 0, self._warm_cache()))
 
     @torch.inference_mode()
     def decode(self) -> float:
-        if not self._cache.allocated_bytes:
-            self._run([CachedSegment(0, self._chunk, 0, self._cache)])
-        return 1 / self._time(CachedSegment(0, 1, self._chunk, self._cache))
+        return 1 / self._time(CachedSegment(0, 1, self._chunk, self._warm_cache()))
 
     @torch.inference_mode()
     def workspace_bytes(self, cached_tokens: int) -> int | None:
@@ -61,7 +59,7 @@ class LayerTrial:
     def close(self) -> None:
         self._model.detach(self._layers)
         self._entry = None
-        self._cache = KvCache(self._layers)
+        self._cache, self._kv = None, {}
         # Quantized layers refer to themselves in circles.
         gc.collect()
         if self._device.type == "cuda":
@@ -69,14 +67,29 @@ class LayerTrial:
 
     def _layer_bytes(self, cached_tokens: int) -> int | None:
         ends = range(self._chunk, TOKEN_BUDGET + 1, self._chunk)
-        caches = [KvCache(self._layers) for _ in ends]
         last = max(cached_tokens - self._chunk, 0)
+        caches = self._new_caches([last + self._chunk, *[self._chunk] * (len(ends) - 1)])
         segments = [
             CachedSegment(end - self._chunk, end, 0 if index else last, cache)
             for index, (end, cache) in enumerate(zip(ends, caches, strict=True))
         ]
-        peak = peak_bytes(self._device, lambda: self._run(segments))
-        return None if peak is None else max(peak - sum(cache.allocated_bytes for cache in caches), 0)
+        return peak_bytes(self._device, lambda: self._run(segments))
+
+    def _warm_cache(self) -> KvCache:
+        """One that has a chunk cached and room for a token behind it."""
+        if self._cache is None:
+            (self._cache,) = self._new_caches([self._chunk + 1])
+            self._run([CachedSegment(0, self._chunk, 0, self._cache)])
+        return self._cache
+
+    def _new_caches(self, lengths: Sequence[int]) -> list[KvCache]:
+        """With room for so many tokens each, in memory of their own."""
+        layer = self._layers.start
+        pools = {layer: self._kv[layer].empty_like(sum(map(blocks_for, lengths)))}
+        caches = [KvCache(self._layers, pools) for _ in lengths]
+        for cache, length in zip(caches, lengths, strict=True):
+            cache.reserve(length)
+        return caches
 
     def _entry_bytes(self, rows: int) -> int | None:
         entry = self._entry

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator
-from contextlib import ExitStack, contextmanager
-from types import TracebackType
-from typing import Any, Protocol, Self
+from contextlib import contextmanager
+from typing import Any, Protocol
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -45,7 +44,8 @@ class WeightSource(Protocol):
 
 
 class SafetensorsSource:
-    """The safetensors files of a directory. Reads map the file and copy the one tensor.
+    """The safetensors files of a directory. Each read maps the file for as long as it takes to copy the one tensor:
+    what was read of a mapped file counts as the process's memory until it is unmapped.
 
     `prefix` is what stands before the names of the base model; checkpoints of the base model alone lack it.
     """
@@ -55,17 +55,6 @@ class SafetensorsSource:
         self._tensors = read_directory(files.path)
         self._experts = _stacks_of_experts(self._tensors)
         self._prefix = f"{prefix}."
-        self._files: dict[str, Any] = {}
-        self._open = ExitStack()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._files.clear()
-        self._open.close()
 
     def holds(self, name: str) -> bool:
         return self._stored_name(name) is not None or bool(self._expert_names(name))
@@ -113,17 +102,13 @@ class SafetensorsSource:
 
     @contextmanager
     def _reading(self, stored: str) -> Iterator[Any]:
-        """The file of a tensor. Raises BadFiles if it cannot be read."""
+        """The file of a tensor, open and mapped until the end. Raises BadFiles if it cannot be read."""
+        file = self._tensors[stored].file
         try:
-            yield self._file(self._tensors[stored].file)
+            with safe_open(str(self._directory / file), framework="pt", device="cpu") as opened:
+                yield opened
         except (SafetensorError, OSError) as error:
-            raise BadFiles(f"tensor {stored!r} cannot be read from {self._tensors[stored].file}") from error
-
-    def _file(self, file: str) -> Any:
-        if file not in self._files:
-            opened = safe_open(str(self._directory / file), framework="pt", device="cpu")
-            self._files[file] = self._open.enter_context(opened)
-        return self._files[file]
+            raise BadFiles(f"tensor {stored!r} cannot be read from {file}") from error
 
 
 def _stacks_of_experts(stored: Collection[str]) -> dict[str, dict[int, tuple[str, ...]]]:

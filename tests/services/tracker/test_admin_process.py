@@ -20,7 +20,7 @@ from tests.processes import ROOT, RunningProcess
 from tests.services.tracker.fake_node import FakeNode
 from tests.services.tracker.meshes import MB, manifest, node, shard
 from tests.services.tracker.test_drain_process import meshnet
-from tests.services.tracker.test_tracker_process import DEADLINE, fake, follow, grpcurl, start_tracker
+from tests.services.tracker.test_tracker_process import DEADLINE, KV_TOKENS, fake, follow, grpcurl, start_tracker
 
 ADMIN = "meshnet.v1.Admin"
 # The nodes here send no heartbeats.
@@ -30,7 +30,7 @@ PATIENT = ("--lease", "600", "--suspect", "600")
 @pytest.fixture
 async def mesh() -> AsyncIterator[tuple[RunningProcess, grpc.aio.Channel]]:
     """Model m on n1, and n2 with room for all of it that loads a second replica."""
-    with start_tracker("--deploy", "m", "--kv-tokens", "16", *PATIENT) as tracker:
+    with start_tracker("--deploy", "m", "--kv-tokens", str(KV_TOKENS), *PATIENT) as tracker:
         async with rpc.channel(tracker.match[1]) as channel, asyncio.timeout(3 * DEADLINE):
             one, other = fake(channel, "n1", 31 * MB), fake(channel, "n2", 31 * MB)
             await one.register()
@@ -63,8 +63,8 @@ async def test_grpcurl_describes_plans_and_watches(mesh: tuple[RunningProcess, g
     tracker, _ = mesh
     told = await asked(tracker, "DescribeNode", {"node_id": "n2"})
     assert told["node"]["shards"][0]["state"] == "SHARD_STATE_LOADING"
-    assert int(told["planned_bytes"]) == 30 * (MB + 16)
-    assert int(told["free_bytes"]) == MB - 30 * 16
+    assert int(told["planned_bytes"]) == 30 * (MB + KV_TOKENS)
+    assert int(told["free_bytes"]) == MB - 30 * KV_TOKENS
     assert "believed_bytes" not in told
     (directive,) = told["directives"]
     assert (directive["reason"], directive["state"]) == (
@@ -122,7 +122,7 @@ async def test_the_commands_tell_the_same(mesh: tuple[RunningProcess, grpc.aio.C
     assert "lends 47.8 MB" in picture
     assert "used 30.0 MB" in picture
     assert "LOAD m 0-30" in picture
-    assert json.loads(await said(tracker, "describe", "n2", "--json"))["planned_bytes"] == 30 * (MB + 16)
+    assert json.loads(await said(tracker, "describe", "n2", "--json"))["planned_bytes"] == 30 * (MB + KV_TOKENS)
     history = await said(tracker, "directives")
     assert "layers 0-30 of m have no node" in history
     assert "ACCEPTED" in history
@@ -150,15 +150,15 @@ async def test_a_deployment_has_its_limits_from_the_command_line() -> None:
             assert "30.0 MB" in plan
             await said(tracker, "deploy", "m", "--context", "64", "--sessions", "4", "--replicas", "1")
             listed = await said(tracker, "events", "--no-follow")
-            assert "KV cache room for 256 tokens for sequences of up to 64, priority 0, at most 1 replicas" in listed
+            assert "KV cache room for 512 tokens for sequences of up to 64, priority 0, at most 1 replicas" in listed
 
 
 async def test_rebalance_asks_before_it_acts() -> None:
-    flags = (*PATIENT, "--heartbeat", "1", "--deploy", "a", "--deploy", "b", "--kv-tokens", "16")
+    flags = (*PATIENT, "--heartbeat", "1", "--deploy", "a", "--deploy", "b", "--kv-tokens", str(KV_TOKENS))
     with start_tracker(*flags) as tracker:
         async with rpc.channel(tracker.match[1]) as channel, asyncio.timeout(3 * DEADLINE):
             for index, held in enumerate("aaaabb"):
-                one = node(f"n{index}", 10 * MB + 1000, "a", "b", shards=[shard(0, 10, held)])
+                one = node(f"n{index}", 10 * (MB + KV_TOKENS), "a", "b", shards=[shard(0, 10, held)])
                 await FakeNode(channel, one, [manifest("a", 10), manifest("b", 10)]).register()
             # Nodes that bring layers look like a restart: others may follow.
             while "placing begins" not in await said(tracker, "events", "--no-follow"):

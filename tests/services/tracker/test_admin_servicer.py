@@ -21,6 +21,7 @@ from services.tracker.tracker import Tracker
 from tests.services.tracker.meshes import MB, deployed, manifest, node, shard
 
 LATER = 1000.0
+KV_TOKENS = 128
 LAYERS = 10
 
 
@@ -32,16 +33,16 @@ async def tracker() -> Tracker:
 def join(tracker: Tracker, node_id: str, held: str = "", room: int = LAYERS * MB) -> None:
     """Gives the node room for `room` bytes and the files of models a and b; it holds all of one of them, or nothing."""
     shards = [shard(0, LAYERS, held)] if held else []
-    one = node(node_id, room + 1000, "a", "b", shards=shards)
+    one = node(node_id, room + LAYERS * KV_TOKENS, "a", "b", shards=shards)
     tracker.apply(tracker.mesh.register(one, "i", [manifest("a", LAYERS), manifest("b", LAYERS)], tracker.now()))
 
 
 def deploy(tracker: Tracker, model_id: str) -> None:
-    tracker.apply(tracker.mesh.deploy(model_id, 16, 0, tracker.now()))
+    tracker.apply(tracker.mesh.deploy(model_id, KV_TOKENS, 0, tracker.now()))
 
 
 async def planned(tracker: Tracker, *without: str, rebalance: bool = False, deploy: str = "") -> PlanPreview:
-    wish = admin_pb2.DeployModelRequest(model_id=deploy, kv_tokens=16) if deploy else None
+    wish = admin_pb2.DeployModelRequest(model_id=deploy, kv_tokens=KV_TOKENS) if deploy else None
     request = admin_pb2.GetPlanRequest(without_node_ids=without, rebalance=rebalance, deploy=wish)
     return convert_admin.preview_from_proto(await AdminServicer(tracker).GetPlan(request, None))
 
@@ -105,7 +106,7 @@ async def test_a_node_is_described_with_its_memory(tracker: Tracker) -> None:
     told = await described(tracker, "n1")
     assert told.node == tracker.mesh.topology.nodes["n1"]
     # One byte of KV cache a token and layer.
-    assert told.planned_bytes == LAYERS * (MB + 16)
+    assert told.planned_bytes == LAYERS * (MB + KV_TOKENS)
     assert told.planned_bytes + told.free_bytes == told.node.vram_bytes - WORKSPACE_BYTES
     assert told.believed_bytes is None
     (directive,) = told.directives
@@ -150,7 +151,9 @@ async def test_a_preview_of_a_deployed_model_takes_the_wish_for_it(tracker: Trac
     join(tracker, "n1", "a")
     join(tracker, "n2", "a")
     deploy(tracker, "a")
-    request = admin_pb2.GetPlanRequest(deploy=admin_pb2.DeployModelRequest(model_id="a", kv_tokens=16, replicas=1))
+    request = admin_pb2.GetPlanRequest(
+        deploy=admin_pb2.DeployModelRequest(model_id="a", kv_tokens=KV_TOKENS, replicas=1)
+    )
     preview = convert_admin.preview_from_proto(await AdminServicer(tracker).GetPlan(request, None))
     assert [(d.kind, d.layers) for d in preview.directives] == [(DirectiveKind.DROP_SHARD, LayerRange(0, LAYERS))]
-    assert tracker.mesh.deployed("a") == deployed("a", LAYERS, kv_tokens=16)
+    assert tracker.mesh.deployed("a") == deployed("a", LAYERS, kv_tokens=KV_TOKENS)

@@ -283,7 +283,7 @@ def test_deploying_again_changes_the_priority_but_not_a_promise() -> None:
     waiting = make_mesh("m")
     join(waiting, "n1")
     waiting.deploy("m", 99, 0, LATER)
-    assert waiting.deployed("m").kv_tokens == 99
+    assert waiting.deployed("m").kv_tokens == 128
 
 
 def test_an_undeployed_model_is_not_deployed_again_by_itself() -> None:

@@ -126,7 +126,7 @@ def test_a_deployment_has_limits() -> None:
         mesh.wished("m", 100, 0, sessions=2)
     mesh.deploy("m", 0, 3, LATER, max_context=100, sessions=4, replicas=2)
     model = mesh.deployed("m")
-    assert (model.kv_tokens, model.context_length, model.replicas, model.priority) == (400, 100, 2, 3)
+    assert (model.kv_tokens, model.context_length, model.replicas, model.priority) == (512, 100, 2, 3)
     assert "at most 2 replicas" in texts(mesh.deploy("m", 400, 0, LATER, replicas=2))
 
 

@@ -26,7 +26,7 @@ from tests.services.tracker.meshes import MB, manifest, node
 READY = re.compile(r"^meshnet tracker listening on (127\.0\.0\.1:\d+)$", re.MULTILINE)
 DEADLINE = 20.0
 ROOM = 12 * MB + 100_000
-KV_TOKENS = 16
+KV_TOKENS = 128
 
 
 def start_tracker(*flags: str) -> RunningProcess:
@@ -251,7 +251,7 @@ def test_grpcurl_does_an_admins_work() -> None:
         models = json.loads(grpcurl(address, "meshnet.v1.Admin/ListModels", data={}).stdout)["models"]
         assert [(m["manifest"]["model_id"], m["node_ids"]) for m in models] == [("m", ["n1"])]
         answer = json.loads(
-            grpcurl(address, "meshnet.v1.Admin/DeployModel", data={"model_id": "m", "kv_tokens": 16}).stdout
+            grpcurl(address, "meshnet.v1.Admin/DeployModel", data={"model_id": "m", "kv_tokens": KV_TOKENS}).stdout
         )
         (directive,) = answer["directives"]
         assert (directive["node_id"], directive["kind"], directive["layers"]) == (

@@ -36,6 +36,13 @@ def test_works_of_one_session_never_share_a_step_nor_overtake() -> None:
     assert choose_batch([free, forward("a")]) == [0]
 
 
+def test_nothing_overtakes_what_frees_memory() -> None:
+    """The room that "c" was promised may be that of "b"."""
+    free = FreeWork((SessionKey("b", "m", LAYERS),))
+    assert choose_batch([forward("a"), free, forward("c")]) == [0]
+    assert choose_batch([forward("a"), SAMPLE, forward("c")]) == [0, 2]
+
+
 def test_other_kinds_and_layers_wait_for_a_step_of_their_own() -> None:
     other = forward("b", layers=LayerRange(1, 4))
     assert choose_batch([forward("a"), other, prompt("c"), SAMPLE, forward("d")]) == [0, 4]

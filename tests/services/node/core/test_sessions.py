@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshnet.errors import KvFull, PositionMismatch
-from meshnet.model import LayerRange
-from services.node.core.kv_ledger import BLOCK_TOKENS, KvLedger
+from meshnet.model import BLOCK_TOKENS, LayerRange
+from services.node.core.kv_ledger import KvLedger
 from services.node.core.sessions import Piece, SessionTable
 from services.node.core.work import SessionKey
 
@@ -124,4 +124,20 @@ def test_layers_bring_room_and_take_it_away() -> None:
     assert ledger.free_tokens == 256
     ledger.remove_layers(LayerRange(5, 6))
     assert ledger.free_tokens == 0
+    ledger.check_integrity()
+
+
+def test_room_is_counted_layer_by_layer() -> None:
+    """Sessions through some of the layers leave the others' room as it was, and cannot borrow it."""
+    ledger = KvLedger()
+    ledger.add_layers(LAYERS, 256)
+    ledger.reserve(key("a", LayerRange(0, 2)), 256)
+    assert ledger.free_tokens == 0
+    with pytest.raises(KvFull):
+        ledger.reserve(key("b", LayerRange(1, 3)), 1)
+    ledger.reserve(key("c", LayerRange(2, 4)), 256)
+    ledger.check_integrity()
+    ledger.release(key("a", LayerRange(0, 2)))
+    ledger.release(key("c", LayerRange(2, 4)))
+    assert ledger.free_tokens == 256
     ledger.check_integrity()

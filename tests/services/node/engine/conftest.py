@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import gc
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from services.node.engine.executor import TorchExecutor
 from tests.parity import Reference
 
 
@@ -25,3 +28,19 @@ def _frozen_imports() -> Iterator[None]:
 def smollm2_reference(smollm2_gguf: Path) -> Reference:
     """The unsharded SmolLM2-135M in bfloat16. Seconds to load; not to be changed."""
     return Reference(smollm2_gguf)
+
+
+@pytest.fixture(autouse=True)
+def _every_block_is_accounted_for(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Whatever a test does to an executor, afterwards no block of its KV caches is lost or given out twice."""
+    made: weakref.WeakSet[TorchExecutor] = weakref.WeakSet()
+    begin = TorchExecutor.__init__
+
+    def remember(executor: TorchExecutor, *arguments: Any, **options: Any) -> None:
+        begin(executor, *arguments, **options)
+        made.add(executor)
+
+    monkeypatch.setattr(TorchExecutor, "__init__", remember)
+    yield
+    for executor in made:
+        executor.check_integrity()

@@ -61,9 +61,8 @@ def load(files: ModelFiles, manifest: ModelManifest, layers: LayerRange = ALL) -
 def names_read(files: ModelFiles, layers: LayerRange) -> list[str]:
     structure = find_structure(make_config(read_config(files)))
     spec = ShardSpec(read_manifest(files), layers, Quantization.BFLOAT16, 512)
-    with SafetensorsSource(files, structure.base) as tensors:
-        source = RecordingSource(tensors)
-        load_shard(spec, structure, source, torch.device("cpu"), lambda count: None)
+    source = RecordingSource(SafetensorsSource(files, structure.base))
+    load_shard(spec, structure, source, torch.device("cpu"), lambda count: None)
     return source.read_names
 
 

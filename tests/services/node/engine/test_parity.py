@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -11,15 +12,15 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from meshnet.model import LayerRange, Quantization
+from meshnet.model import BLOCK_TOKENS, LayerRange, Quantization
 from meshnet.model_files import ModelFiles
-from services.node.core.kv_ledger import BLOCK_TOKENS, blocks_for
 from services.node.core.work import ShardSpec
 from services.node.engine import attention
 from services.node.engine.attention import CachedSegment
 from services.node.engine.config import make_config
 from services.node.engine.held_model import HeldModel
 from services.node.engine.kv_cache import KvCache
+from services.node.engine.kv_pool import LayerPool, allocate_pools
 from services.node.engine.loading import load_shard
 from services.node.engine.structure import find_structure
 from services.node.engine.weights import SafetensorsSource
@@ -42,6 +43,8 @@ STEPS = (
     ((39, 40), (16, 23), (26, 31)),
 )
 PROMPTS = [prompt_of(40, 1), prompt_of(23, 2), prompt_of(31, 3)]
+# Each session fits in a block.
+KV_TOKENS = len(PROMPTS) * BLOCK_TOKENS
 
 
 @pytest.fixture(scope="module", params=list(TINY))
@@ -75,6 +78,7 @@ def unsharded_logits(files: ModelFiles, **changes: object) -> list[torch.Tensor]
 class Float32Shard:
     layers: LayerRange
     model: HeldModel
+    pools: Mapping[int, LayerPool]
     caches: list[KvCache]
 
 
@@ -83,13 +87,20 @@ def float32_shards(files: ModelFiles, ends: tuple[int, ...] = ()) -> list[Float3
     manifest, shards = read_manifest(files), []
     for layers in splits_of(4, *ends):
         structure = find_structure(make_config(read_config(files)))
-        spec = ShardSpec(manifest, layers, Quantization.FLOAT32, 512)
-        with SafetensorsSource(files, structure.base) as source:
-            shard = load_shard(spec, structure, source, torch.device("cpu"), lambda count: None)
+        spec = ShardSpec(manifest, layers, Quantization.FLOAT32, KV_TOKENS)
+        pools = allocate_pools(manifest, layers, Quantization.FLOAT32, KV_TOKENS, torch.device("cpu"))
+        source = SafetensorsSource(files, structure.base)
+        shard = load_shard(spec, structure, source, torch.device("cpu"), lambda count: None)
         model = HeldModel(shard)
         model.attach(shard)
-        shards.append(Float32Shard(layers, model, [KvCache(layers) for _ in PROMPTS]))
+        shards.append(Float32Shard(layers, model, pools, [reserved(layers, pools, len(ids)) for ids in PROMPTS]))
     return shards
+
+
+def reserved(layers: LayerRange, pools: Mapping[int, LayerPool], num_tokens: int) -> KvCache:
+    cache = KvCache(layers, pools)
+    cache.reserve(num_tokens)
+    return cache
 
 
 @torch.inference_mode()
@@ -132,10 +143,11 @@ def test_float32_logits_of_mixed_chunks_equal_the_unsharded_model(
     assert deviation(sharded_logits(shards), wanted) < LOGITS_TOLERANCE
     manifest = read_manifest(files)
     for shard in shards:
+        assert [cache.length for cache in shard.caches] == [len(ids) for ids in PROMPTS]
         for cache in shard.caches:
             cache.check_integrity()
-            tokens = blocks_for(cache.length) * BLOCK_TOKENS
-            assert cache.allocated_bytes == len(shard.layers) * manifest.kv_bytes(tokens, Quantization.FLOAT32)
+        allocated = sum(pool.allocated_bytes for pool in shard.pools.values())
+        assert allocated == len(shard.layers) * manifest.kv_bytes(KV_TOKENS, Quantization.FLOAT32)
 
 
 @pytest.mark.parametrize("kind", ["llama", "mistral-window", "gemma2", "gpt_oss"])

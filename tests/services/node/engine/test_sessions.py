@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from meshnet.errors import InvalidRequest, PositionMismatch, UnknownModel, WrongLayers
+from meshnet.errors import InvalidRequest, KvFull, PositionMismatch, UnknownModel, WrongLayers
 from meshnet.model import LayerRange, Quantization
 from meshnet.model_files import ModelFiles
 from services.node.core.work import (
@@ -180,13 +180,44 @@ def test_impossible_works_are_refused(executor: TorchExecutor, work: PromptWork 
 
 def test_freed_sessions_take_no_memory_and_unknown_ones_are_no_error(executor: TorchExecutor) -> None:
     run(executor, [prompt_work("a", 0, prompt_of(130)), prompt_work("b", 0, [1])])
-    # K and V, 4 layers, 2 heads of 16 values of 2 bytes, in blocks of 128 tokens: two blocks and one.
-    assert executor.kv_bytes == 2 * 4 * 2 * 16 * 2 * 128 * 3
+    # K and V, 4 layers, 2 heads of 16 values of 2 bytes, for the 512 tokens that were promised: used or not.
+    assert executor.kv_bytes == 2 * 4 * 2 * 16 * 2 * 512
+    assert executor.num_kv_blocks == 4 * (2 + 1)
     keys = tuple(SessionKey(name, MODEL, ALL) for name in ("a", "b", "never"))
     assert run(executor, [FreeWork(keys), FreeWork(keys)]) == [None, None]
-    assert executor.kv_bytes == 0
+    assert executor.num_kv_blocks == 0
     (gone,) = executor.run([prompt_work("a", 130, [1])])
     assert isinstance(gone, PositionMismatch)
+
+
+def test_a_work_without_room_is_refused_alone_and_runs_when_there_is_some(executor: TorchExecutor) -> None:
+    """512 tokens are promised: four blocks."""
+    ids = prompt_of(300)
+    run(executor, [prompt_work("a", 0, ids, 0)])
+    refused, (fine,) = executor.run([prompt_work("b", 0, ids, 0)]), run(executor, [prompt_work("c", 0, [1])])
+    assert isinstance(refused[0], KvFull)
+    both = executor.run([prompt_work("d", 0, [1]), prompt_work("c", 1, [1])])
+    assert isinstance(both[0], KvFull)
+    assert not isinstance(both[1], Exception)
+    executor.check_integrity()
+    run(executor, [FreeWork((SessionKey("a", MODEL, ALL),))])
+    run(executor, [prompt_work("b", 0, ids, 0)])
+    assert run(executor, [prompt_work("c", 0, [1])]) == [fine]
+
+
+def test_sessions_that_move_in_memory_are_none_the_wiser(executor: TorchExecutor, reference: Reference) -> None:
+    """Four grow to a block each, then one is freed and another takes its room, between sessions or beyond them."""
+    prompts = {name: prompt_of(100, seed) for seed, name in enumerate("abc")}
+    for name, ids in prompts.items():
+        run(executor, [prompt_work(name, 0, ids, 0)])
+    for freed, grows in (("a", "b"), ("c", "b")):
+        run(executor, [FreeWork((SessionKey(freed, MODEL, ALL),))])
+        more = prompts[grows] + prompt_of(128, 7)
+        (row,) = run(executor, [prompt_work(grows, len(prompts[grows]), more[len(prompts[grows]) :], 1)])
+        prompts[grows] = more
+        (token,) = run(executor, [SampleWork(MODEL, row, Sampling(), 0.0)])
+        reference.check(more, [token])
+        executor.check_integrity()
 
 
 def test_what_is_not_held_is_refused(files: ModelFiles) -> None:
@@ -220,7 +251,8 @@ def test_layers_come_and_go_in_pieces(files: ModelFiles, executor: TorchExecutor
     (wrong,) = pieces.run([prompt_work("a", 5, [1])])
     assert isinstance(wrong, WrongLayers)
     pieces.detach(MODEL, LayerRange(1, 2))
-    assert pieces.kv_bytes == 0
+    assert pieces.num_kv_blocks == 0
+    pieces.check_integrity()
     (wrong,) = pieces.run([work])
     assert isinstance(wrong, WrongLayers)
 

@@ -1,0 +1,47 @@
+"""`meshnet models inspect`: what the headers of weight files say, as JSON. Without torch."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from meshnet.errors import InvalidRequest, MeshnetError
+from meshnet.inspection import Inspection
+from meshnet.model import ModelManifest, Quantization, WeightBytes
+from meshnet.model_files import locate_models
+from services.node.core.workspace import predict_workspace_bytes
+from services.node.files.manifest import read_manifest
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command()
+def main(
+    model: Annotated[str, typer.Argument(help="ID=PATH or PATH of a Hugging Face directory or a GGUF file.")],
+    kv_tokens: Annotated[int | None, typer.Option(help="Default: the model's context length.", min=1)] = None,
+) -> None:
+    """Prints a model's Inspection as JSON, or says on standard error why the model cannot be served."""
+    try:
+        (files,) = locate_models([model]).values()
+        manifest = read_manifest(files)
+        typer.echo(inspect(manifest, kv_tokens or manifest.context_length).to_json())
+    except (MeshnetError, OSError) as error:
+        kind = "" if isinstance(error, InvalidRequest) else f"model {model!r} cannot be served: "
+        typer.echo(f"meshnet models inspect: {kind}{error}", err=True)
+        raise typer.Exit(1) from None
+
+
+def inspect(manifest: ModelManifest, kv_tokens: int) -> Inspection:
+    """With the workspace that a node predicts for the longest session that has room."""
+    longest = min(kv_tokens, manifest.context_length)
+
+    def workspace(*, entry: bool) -> WeightBytes:
+        predicted = {q.value: predict_workspace_bytes(manifest, q, longest, entry=entry) for q in Quantization}
+        return WeightBytes(**predicted)
+
+    return Inspection(manifest, kv_tokens, workspace(entry=False), workspace(entry=True))
+
+
+if __name__ == "__main__":
+    app(prog_name="meshnet models inspect")
