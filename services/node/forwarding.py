@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
-from meshnet.errors import BadFrame, Draining
+from meshnet.errors import BadFrame, Draining, PositionMismatch
 from meshnet.model import LayerRange
 from meshnet.topology import Hop
 from meshnet.wire import FrameHeaders
@@ -56,6 +56,7 @@ class Forwarding:
         )
         hidden = await self.run(ForwardWork(model_id, layers, segments, body))
         if frame.route:
+            self._check_still_open(pieces)
             hidden = await self.send_on(replace(frame, model=model_id, cached=positions), frame.route, hidden)
         answer = replace(frame, positions=returns, layers=None, route=(), returns=None, cached=None, model=None)
         return replace(answer, entry=None), hidden
@@ -109,6 +110,13 @@ class Forwarding:
         if orphans:
             log.info("%d sessions freed: node %s, where they begin, %s", len(orphans), lost.node_id, lost.how)
             self.close(orphans)
+
+    def _check_still_open(self, pieces: Sequence[Piece]) -> None:
+        """A session that was freed while its step ran was freed on the hops behind too: sent on, it would open there
+        anew, and nobody would free it. Raises PositionMismatch."""
+        for piece in pieces:
+            if piece.key not in self.sessions:
+                raise PositionMismatch(f"session {piece.key.session} was freed while its frame was here", 0)
 
     def _check_width(self, frame: FrameHeaders, model_id: str) -> None:
         wanted = self.shards.manifest(model_id).hidden_size

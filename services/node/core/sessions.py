@@ -45,6 +45,9 @@ class SessionTable:
         """Number of sessions; one that runs through two layer ranges here counts once."""
         return len({key.session for key in self._sessions})
 
+    def __contains__(self, key: object) -> bool:
+        return key in self._sessions
+
     def ledger(self, model_id: str) -> KvLedger:
         return self._ledgers[model_id]
 

@@ -9,9 +9,17 @@ from contextlib import aclosing
 
 import pytest
 
-from meshnet.errors import InvalidRequest, KvFull, MeshnetError, MissingLayers, NextHopFailed, NextHopTimeout
+from meshnet.errors import (
+    InvalidRequest,
+    KvFull,
+    MeshnetError,
+    MissingLayers,
+    NextHopFailed,
+    NextHopTimeout,
+    PositionMismatch,
+)
 from meshnet.model import LayerRange
-from meshnet.topology import DeployedModel
+from meshnet.topology import DeployedModel, Hop
 from meshnet.wire import Encoding, FrameHeaders
 from services.node.core.members import LostNode
 from services.node.core.work import Sampling
@@ -161,6 +169,21 @@ async def test_a_lost_hop_ends_a_generation_long_before_its_deadline(lost: str) 
                 await running
         assert failed.value.node_id == lost
         nodes[lost].executor.gate.set()
+        await until_idle(nodes)
+
+
+async def test_a_frame_whose_session_is_freed_while_it_is_here_is_not_sent_on() -> None:
+    async with three_nodes() as nodes:
+        session = "00000000-0000-4000-8000-000000000002"
+        nodes["b"].executor.gate.clear()
+        route = (Hop("c", LayerRange(8, 12)),)
+        frame = FrameHeaders(1, 1, 8, (session,), model="m", layers=LayerRange(4, 8), route=route, entry="a")
+        running = asyncio.create_task(nodes["b"].forwarding.forward(frame, bytes(16)))
+        await until(lambda: len(nodes["b"].sessions) == 1)
+        await nodes["b"].forwarding.free(session, route)
+        nodes["b"].executor.gate.set()
+        with pytest.raises(PositionMismatch, match="was freed while its frame was here"):
+            await running
         await until_idle(nodes)
 
 
