@@ -16,6 +16,7 @@ from meshnet.sizes import format_size
 from services.node.config import NodeConfig
 from services.node.core.work import LoadedShard, ShardSpec
 from services.node.core.workspace import predict_workspace_bytes
+from services.node.files.manifest import read_manifest
 from services.node.forwarding import Forwarding
 
 log = logging.getLogger(__name__)
@@ -116,6 +117,7 @@ class DirectiveWorker:
 
     async def _load(self, directive: Directive) -> None:
         spec = self._spec(directive)
+        await asyncio.to_thread(self._check_files, spec.manifest)
         shards, runner = self._forwarding.shards, self._forwarding.runner
         size = spec.manifest.weight_bytes(spec.layers, spec.quantization)
         shards.set_loading(spec, 0, size)
@@ -177,6 +179,19 @@ class DirectiveWorker:
             format_size(predicted),
         )
         return measured
+
+    def _check_files(self, manifest: ModelManifest) -> None:
+        """Files that were exchanged since the manifest was read would make layers of another model, silently. Raises
+        BadFiles."""
+        files = self._config.models.get(manifest.model_id)
+        if files is None:
+            return
+        try:
+            revision = read_manifest(files).revision
+        except LoadFailed as error:
+            raise BadFiles(str(error)) from error
+        if revision != manifest.revision:
+            raise BadFiles(f"the files of model {manifest.model_id!r} have changed since this node started: restart it")
 
     def _spec(self, directive: Directive) -> ShardSpec:
         """What to load. Raises LoadFailed, before anything starts, if this node cannot do it."""
