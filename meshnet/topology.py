@@ -219,9 +219,11 @@ class Topology:
         """The snapshot that an update leads to. Raises TopologyGap if it does not begin at this one."""
         if update.base_version not in (None, self.version):
             raise TopologyGap(f"an update from version {update.base_version}, where {self.version} is known")
-        whole = update.base_version is None
-        nodes = {} if whole else {i: n for i, n in self.nodes.items() if i not in update.removed_node_ids}
-        models = {} if whole else {i: m for i, m in self.models.items() if i not in update.removed_model_ids}
+        nodes, models = ({}, {}) if update.base_version is None else (dict(self.nodes), dict(self.models))
+        for node_id in update.removed_node_ids:
+            nodes.pop(node_id, None)
+        for model_id in update.removed_model_ids:
+            models.pop(model_id, None)
         nodes.update((node.node_id, node) for node in update.nodes)
         models.update((model.model_id, model) for model in update.models)
         return Topology(update.version, nodes, models)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from meshnet.directive import Directive, DirectiveKind, FailureKind
+from meshnet.sizes import format_size
 
 
 @dataclass(slots=True)
@@ -37,7 +38,7 @@ class Belief:
 
     def _refuse(self, size: int) -> str:
         self.refused = size if self.refused is None else min(size, self.refused)
-        return f"holds {self.refused / 1e6:.1f} MB at most"
+        return f"holds {format_size(self.refused)} at most"
 
 
 class Beliefs:

@@ -17,7 +17,7 @@ from services.tracker.deployments import Deployments
 from services.tracker.directives import Ledger
 from services.tracker.effects import Effects, Note, Settings
 from services.tracker.placement import Plan
-from services.tracker.placing import Placing, finished_note, is_failed
+from services.tracker.placing import Placing, finished_note
 from services.tracker.publisher import Publisher
 from services.tracker.registry import MAX_MODEL_BYTES, Member, Registry, check_measurements, check_probes
 from services.tracker.remembered import Remembered, Save, SaveEvicted
@@ -198,7 +198,7 @@ class Mesh:
             return self._replan(now) if was_suspect else self._publish(now)
         self._reported_at[node_id] = now
         self.registry.set_shards(member, settled(shards, directive))
-        if is_failed(directive):
+        if directive.state is DirectiveState.FAILED:
             self._sync()
             self._placing.failed(directive)
             self._unplanned.add(node_id)

@@ -41,9 +41,9 @@ class CoverageNews:
 
     def _count(self, node: Node | None, sign: int) -> None:
         for model_id in {shard.model_id for shard in node.shards} if node else ():
-            serving = self._serving.get(model_id)
-            for layer in node.layers(model_id) if node and serving is not None else ():
-                if serving is not None and layer < len(serving):
+            serving = self._serving.get(model_id, [])
+            for layer in node.layers(model_id) if node else ():
+                if layer < len(serving):
                     serving[layer] += sign
 
 

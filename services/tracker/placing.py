@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 
-from meshnet.directive import Directive, DirectiveKind, DirectiveState
+from meshnet.directive import Directive, DirectiveKind
 from meshnet.topology import DeployedModel, Node
 from services.tracker.beliefs import Beliefs
 from services.tracker.directives import Ledger
@@ -92,8 +92,9 @@ class Placing:
 
     def failed(self, directive: Directive) -> None:
         """A node could not do it: what does that say of the node?"""
-        what = f"{directive.kind} {directive.model_id} {directive.layers} on {directive.node_id}"
-        self.notes.append(Note(f"directive failed: {what}: {directive.failure or 'no reason given'}", logging.WARNING))
+        self.notes.append(
+            Note(f"directive failed: {_what(directive)}: {directive.failure or 'no reason given'}", logging.WARNING)
+        )
         node_id = directive.node_id
         known = self._planner.knows(node_id)
         if known is None or _is_pointless(directive, known.node):
@@ -118,8 +119,7 @@ class Placing:
         issued = self.ledger.issue(self.plan.drafts, self._version)
         for directive in issued:
             self._heard_at[directive.node_id] = now
-            what = f"{directive.kind} {directive.model_id} {directive.layers} on {directive.node_id}"
-            self.notes.append(Note(f"directive issued: {what}: {directive.reason}"))
+            self.notes.append(Note(f"directive issued: {_what(directive)}: {directive.reason}"))
         return issued
 
     def _eager(self) -> Policy:
@@ -127,12 +127,11 @@ class Placing:
 
 
 def finished_note(directive: Directive) -> Note:
-    what = f"{directive.kind} {directive.model_id} {directive.layers} on {directive.node_id}"
-    return Note(f"directive finished: {what} is {directive.state} ({directive.reason})")
+    return Note(f"directive finished: {_what(directive)} is {directive.state} ({directive.reason})")
 
 
-def is_failed(directive: Directive) -> bool:
-    return directive.state is DirectiveState.FAILED
+def _what(directive: Directive) -> str:
+    return f"{directive.kind} {directive.model_id} {directive.layers} on {directive.node_id}"
 
 
 def _is_pointless(directive: Directive, node: Node) -> bool:

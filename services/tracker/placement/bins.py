@@ -8,9 +8,8 @@ from dataclasses import dataclass
 
 from meshnet.model import LayerRange, Quantization
 from services.tracker.placement.accounts import Account
-from services.tracker.placement.costs import Costs
+from services.tracker.placement.costs import NANOSECONDS, Costs
 
-NANOSECONDS = 1_000_000_000
 # A hop to a node that has not measured its way to the tracker.
 NOMINAL_HOP_SECONDS = 0.0005
 

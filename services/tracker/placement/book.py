@@ -10,11 +10,9 @@ from meshnet.directive import DirectiveKind
 from meshnet.model import LayerRange, Quantization, merge_layers
 from meshnet.topology import DeployedModel
 from services.tracker.placement.accounts import Account
-from services.tracker.placement.costs import Costs
+from services.tracker.placement.costs import NANOSECONDS, Costs
 from services.tracker.placement.tally import Tally
 from services.tracker.placement.types import Draft
-
-NANOSECONDS = 1_000_000_000
 
 
 class Book:

@@ -9,6 +9,7 @@ from itertools import accumulate, pairwise
 from meshnet.model import LayerRange, Quantization
 from meshnet.topology import DeployedModel, Node
 
+NANOSECONDS = 1_000_000_000
 # Weights that a node is taken to read in a second until it has measured its speed. Only its ratio to others matters.
 NOMINAL_BYTES_PER_SECOND = 10_000_000_000
 

@@ -80,12 +80,12 @@ def evened(order: Sequence[Bin], run: LayerRange) -> Cut | None:
     return None
 
 
-def fill(order: Iterable[Bin], run: LayerRange) -> Cut:
-    """As much of the run as fits when each bin in turn takes all it can."""
+def fill(order: Iterable[Bin], run: LayerRange, level: int | None = None) -> Cut:
+    """As much of the run as fits when each bin in turn takes all it can, its stage `level` nanoseconds at most."""
     pieces: list[Piece] = []
     start = run.start
     for candidate in order:
-        end = candidate.reach(start, run.end)
+        end = candidate.reach(start, run.end, level)
         if end > start:
             pieces.append(Piece(candidate, LayerRange(start, end)))
             start = end
@@ -125,23 +125,16 @@ def _joined(takers: Sequence[Bin], start: int) -> Cut:
     return tuple(pieces)
 
 
-def _filled(order: Sequence[Bin], run: LayerRange, level: int) -> Cut | None:
-    pieces: list[Piece] = []
-    start = run.start
-    for candidate in order:
-        end = candidate.reach(start, run.end, level)
-        if end > start:
-            pieces.append(Piece(candidate, LayerRange(start, end)))
-            start = end
-        if start == run.end:
-            return tuple(pieces)
-    return None
+def _filled(order: Sequence[Bin], run: LayerRange, level: int | None = None) -> Cut | None:
+    """As `fill`, or None if that is not all of the run."""
+    cut = fill(order, run, level)
+    return cut if cut and cut[-1].layers.end == run.end else None
 
 
 def _lowest_level(order: Sequence[Bin], run: LayerRange) -> int | None:
     """The time of the slowest stage, in nanoseconds, below which the run does not fit, give or take a thousandth."""
-    greedy = fill(order, run)
-    if not greedy or greedy[-1].layers.end < run.end:
+    greedy = _filled(order, run)
+    if greedy is None:
         return None
     low, high = 0, max(piece.node.stage_nanoseconds(piece.layers) for piece in greedy) + 1
     while high - low > 1 + high // LEVEL_SHARE:

@@ -38,7 +38,7 @@ def _swap_one(book: Book, policy: Policy) -> list[Draft]:
             continue
         # The first pool holds the most replicated layers: where it has none to spare, no other has.
         pool = next(iter(donors(book, costs.model_id)))
-        offers = [offer for account in pool if (offer := _offer(book, costs, run, count, account, policy))]
+        offers = [offer for account in pool if (offer := _offer(book, costs, run, keep, account, policy))]
         if offers:
             _, account, layers, drops = min(offers, key=lambda offer: offer[0])
             return _drafts(book, costs, account, layers, drops, count)
@@ -74,15 +74,14 @@ def _weak_runs(book: Book, policy: Policy) -> Iterator[tuple[Costs, LayerRange, 
 Offer = tuple[tuple[int, int, str], Account, LayerRange, list[tuple[str, int]]]
 
 
-def _offer(book: Book, costs: Costs, run: LayerRange, count: int, account: Account, policy: Policy) -> Offer | None:
-    """The most layers of the run that the node could take in the place of replicas that it may give up."""
+def _offer(book: Book, costs: Costs, run: LayerRange, keep: int, account: Account, policy: Policy) -> Offer | None:
+    """The most layers of the run that the node could take in the place of replicas of which `keep` remain."""
     tally = book.tally(costs.model_id)
     here = tally.at_site.get(account.node.site) if book.has_sites else None
     held = account.layers(costs.model_id)
     if any(layer in held or (here is not None and here[layer]) for layer in run.layers):
         return None
     shortest = min(len(run), shortest_piece(costs, account, policy))
-    keep = _kept(count, policy)
     rights = {
         (model_id, layer)
         for model_id, layer in rights_of(book, account, keep)
@@ -108,7 +107,8 @@ def _drafts(
     book: Book, costs: Costs, account: Account, layers: LayerRange, drops: list[tuple[str, int]], count: int
 ) -> list[Draft]:
     model_id = costs.model_id
-    why = f"gives way to layers {layers} of {model_id}, which have {count} replica{'s' if count > 1 else ''}"
-    load_why = f"layers {layers} of {model_id} have {count} replica{'s' if count > 1 else ''}, others many more"
+    replicas = f"{count} replica{'s' if count > 1 else ''}"
+    why = f"gives way to layers {layers} of {model_id}, which have {replicas}"
+    load_why = f"layers {layers} of {model_id} have {replicas}, others many more"
     drafts = drop_all(book, account, drops, why)
     return [*drafts, book.load(account, costs, layers, account.node.quantization, load_why)]
