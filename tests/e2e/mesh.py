@@ -115,7 +115,9 @@ class Mesh:
     def topology(self) -> Topology:
         with grpc.insecure_channel(self.tracker_address) as channel:
             stub = tracker_pb2_grpc.TrackerStub(channel)
-            return convert.topology_from_proto(stub.GetTopology(tracker_pb2.GetTopologyRequest(), timeout=10))
+            request = tracker_pb2.GetTopologyRequest()
+            # A tracker that was just restarted may be in the backoff of an earlier connection.
+            return convert.topology_from_proto(stub.GetTopology(request, timeout=10, wait_for_ready=True))
 
     def layers(self, model_id: str) -> dict[str, list[str]]:
         """Ready layer ranges by node, for nodes that have some."""

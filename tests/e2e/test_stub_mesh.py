@@ -22,5 +22,8 @@ def test_a_stub_mesh_answers_and_gives_way_to_real_nodes(tmp_path: Path) -> None
 
         # A real node that has the files takes over: its answer is not zeros.
         mesh.start_nodes([NodeSpec("real", "40MB")])
-        mesh.wait_for(lambda t: len(t.nodes["real"].layers(MODEL)) == NUM_LAYERS, "the real node serves all layers")
+        mesh.wait_for(
+            lambda t: "real" in t.nodes and len(t.nodes["real"].layers(MODEL)) == NUM_LAYERS,
+            "the real node serves all layers",
+        )
         assert mesh.generate(MODEL, list(range(300)), 5, node_id="real") != [0] * 5
