@@ -50,13 +50,14 @@ def sample_digests(folder: Path, tensors: Mapping[str, TensorHeader]) -> dict[st
         try:
             # Unbuffered, because a buffer reads more than it is asked for.
             with (folder / file).open("rb", buffering=0) as opened:
-                digests |= {name: _digest(opened, file, name, tensors[name]) for name in names}
+                digests |= {name: sample_digest(opened, name, tensors[name]) for name in names}
         except OSError as error:
             raise BadFiles(f"{file} cannot be read: {error.strerror}") from error
     return digests
 
 
-def _digest(opened: FileIO, file: str, name: str, tensor: TensorHeader) -> str:
+def sample_digest(opened: FileIO, name: str, tensor: TensorHeader) -> str:
+    """A SHA-256 of the sampled bytes of a tensor of an opened file. Raises BadFiles if it ends too early."""
     digest = hashlib.sha256()
     for offset, length in blocks(tensor.num_bytes):
         opened.seek(tensor.begin + offset)
@@ -64,7 +65,7 @@ def _digest(opened: FileIO, file: str, name: str, tensor: TensorHeader) -> str:
             # A read may give less than it is asked for, but nothing only at the end.
             part = opened.read(length)
             if not part:
-                raise BadFiles(f"{file} ends within tensor {name!r}: it is cut short")
+                raise BadFiles(f"{tensor.file} ends within tensor {name!r}: it is cut short")
             digest.update(part)
             length -= len(part)
     return digest.hexdigest()

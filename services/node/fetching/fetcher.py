@@ -1,0 +1,215 @@
+"""Brings a shard's tensors here: exactly them, checked, from whoever has them; goes on where it was interrupted."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import time
+from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Set as Collection
+from pathlib import Path
+from typing import TypeVar
+
+from meshnet.errors import BadFiles, LoadFailed, NoSource
+from meshnet.model import LayerRange, ModelManifest
+from meshnet.sizes import format_size
+from services.node.core.runs import Extent, Run, plan_runs
+from services.node.fetching.source import Source, SourceFailed
+from services.node.files.description import Description
+from services.node.files.fetched import FetchedModel, fetched_folder
+from services.node.files.manifest import shard_tensors
+
+log = logging.getLogger(__name__)
+
+# Written and remembered at once; what a process that dies loses at most.
+PIECE_BYTES = 1 << 20
+# Without a byte from anyone for so long the fetch is given up; until then the sources are asked again and again.
+PATIENCE_SECONDS = 60.0
+FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.25, 5.0
+# Left free on the disk for others.
+DISK_MARGIN_BYTES = 256 << 20
+
+# Called with (bytes that are here, bytes of the shard's tensors as they are stored); may raise to end the fetch.
+Progress = Callable[[int, int], None]
+
+_Result = TypeVar("_Result")
+
+
+class Fetcher:
+    """One fetch of one shard, for a thread of its own.
+
+    `sources`: those that may have the model at this revision now, the best first; asked again whenever all have failed.
+    `wait` pauses for so many seconds, and may raise to end the fetch.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        manifest: ModelManifest,
+        layers: LayerRange,
+        sources: Callable[[], Sequence[Source]],
+        wait: Callable[[float], None] = time.sleep,
+        patience: float = PATIENCE_SECONDS,
+    ) -> None:
+        self._root = root
+        self._manifest = manifest
+        self._layers = layers
+        self._sources = sources
+        self._wait = wait
+        self._patience = patience
+        self.fetched_bytes = 0
+
+    def fetch(self, progress: Progress) -> FetchedModel:
+        """What is here in the end holds all tensors of the shard.
+
+        Raises NoSource if nobody gives them, LoadFailed if the disk does not take them.
+        """
+        try:
+            model = self._open()
+            wanted = shard_tensors(model.description, self._layers)
+            with model.locked():
+                self._complete(model, wanted, progress)
+        except OSError as error:
+            raise BadFiles(
+                f"the weights of {self._manifest.model_id!r} cannot be kept in {self._root}: {error.strerror or error}"
+            ) from error
+        return model
+
+    def _open(self) -> FetchedModel:
+        """The folder of this revision, with a description that the revision vouches for."""
+        folder = fetched_folder(self._root, self._manifest.model_id, self._manifest.revision)
+        try:
+            model = FetchedModel.open(folder)
+            if model.description.revision() == self._manifest.revision:
+                return model
+            log.warning("the description of %s here is damaged: it is fetched again", self._manifest.model_id)
+        except BadFiles:
+            pass
+        return FetchedModel.create(folder, self._from_any(self._description))
+
+    def _description(self, source: Source) -> Description:
+        description = source.describe()
+        if description.revision() != self._manifest.revision:
+            raise SourceFailed("what it has is not of the revision that the mesh serves")
+        return description
+
+    def _complete(self, model: FetchedModel, wanted: Collection[str], progress: Progress) -> None:
+        # What was fetched long ago may have been damaged since.
+        model.discard(sorted(name for name in wanted & model.present if not model.is_sound(name)))
+        missing = wanted - model.present
+        tally = _Tally(model, wanted, missing, progress)
+        tally.add(0)
+        groups = plan_runs(_extents(model, missing))
+        if not groups:
+            return
+        _check_disk(model.folder, tally.total - tally.here)
+        log.info(
+            "fetching %s for layers %s of %s; %s are here already",
+            format_size(tally.total - tally.here),
+            self._layers,
+            self._manifest.model_id,
+            format_size(tally.here),
+        )
+        started = time.monotonic()
+        for file in sorted({group.file for group in groups}):
+            self._from_any(lambda source, file=file: _fetch_header(model, file, source))
+        for group in groups:
+            names = [extent.name for extent in group.extents]
+            self._from_any(lambda source, names=names: self._fetch_tensors(model, names, source, tally))
+        log.info("fetched %s in %.1f s", format_size(self.fetched_bytes), time.monotonic() - started)
+
+    def _fetch_tensors(self, model: FetchedModel, names: Collection[str], source: Source, tally: _Tally) -> None:
+        """Tensors that lie side by side, or what is missing of them, and their check. Raises SourceFailed."""
+        digests = source.digests(names)
+        for run in plan_runs(_extents(model, names)):
+            if run.begin < run.end:
+                self._fetch_run(model, run, source, tally)
+        bad = [name for name in names if not model.is_sound(name) or (digests and model.digest(name) != digests[name])]
+        model.add(name for name in names if name not in bad)
+        if bad:
+            tally.add(-sum(model.description.tensors[name].num_bytes for name in bad))
+            model.discard(bad)
+            raise SourceFailed(f"tensor {bad[0]!r} is not what it should be")
+
+    def _fetch_run(self, model: FetchedModel, run: Run, source: Source, tally: _Tally) -> None:
+        offset, piece = run.begin, bytearray()
+        for chunk in source.stream(run.file, run.begin, run.end):
+            piece += chunk
+            if len(piece) >= PIECE_BYTES or offset + len(piece) == run.end:
+                model.write(run.file, offset, memoryview(piece))
+                self._note(model, run, offset, offset + len(piece))
+                self.fetched_bytes += len(piece)
+                tally.add(len(piece))
+                offset, piece = offset + len(piece), bytearray()
+
+    def _note(self, model: FetchedModel, run: Run, begin: int, end: int) -> None:
+        """The run is there up to `end`, and was up to `begin`."""
+        for extent in run.extents:
+            if extent.begin < end and extent.end > begin:
+                model.wrote(extent.name, min(end, extent.end) - model.description.tensors[extent.name].begin)
+
+    def _from_any(self, get: Callable[[Source], _Result]) -> _Result:
+        """From the first source that gives it, in rounds with pauses between them. Raises NoSource when nothing has
+        come from anybody for too long."""
+        deadline, pause = time.monotonic() + self._patience, FIRST_PAUSE_SECONDS
+        while True:
+            failures: list[str] = []
+            for source in self._sources():
+                fetched = self.fetched_bytes
+                try:
+                    return get(source)
+                except SourceFailed as error:
+                    log.warning("fetching %s from %s: %s", self._manifest.model_id, source.name, error)
+                    failures.append(f"{source.name}: {error}")
+                if self.fetched_bytes > fetched:
+                    deadline, pause = time.monotonic() + self._patience, FIRST_PAUSE_SECONDS
+            if time.monotonic() + pause > deadline:
+                raise NoSource(
+                    f"no node gives the weights of {self._manifest.model_id!r} at revision "
+                    f"{self._manifest.revision[:12]}: {'; '.join(failures) or 'none has them'}"
+                )
+            self._wait(pause)
+            pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
+
+
+class _Tally:
+    """How much of the shard is here, for `progress`."""
+
+    def __init__(
+        self, model: FetchedModel, wanted: Collection[str], missing: Collection[str], progress: Progress
+    ) -> None:
+        tensors = model.description.tensors
+        self.total = sum(tensors[name].num_bytes for name in wanted)
+        self.here = self.total - sum(tensors[name].num_bytes - model.partial.get(name, 0) for name in missing)
+        self._progress = progress
+
+    def add(self, num_bytes: int) -> None:
+        self.here += num_bytes
+        self._progress(self.here, self.total)
+
+
+def _extents(model: FetchedModel, names: Iterable[str]) -> Iterable[Extent]:
+    for name in names:
+        tensor = model.description.tensors[name]
+        begin = tensor.begin + model.partial.get(name, 0)
+        yield Extent(name, tensor.file, begin, tensor.begin + tensor.num_bytes)
+
+
+def _fetch_header(model: FetchedModel, file: str, source: Source) -> None:
+    """What stands before a file's tensors: read anew at each fetch, it is small. Raises SourceFailed."""
+    offset = 0
+    for chunk in source.stream(file, 0, model.description.header_bytes(file)):
+        model.write(file, offset, chunk)
+        offset += len(chunk)
+    try:
+        model.check_header(file)
+    except BadFiles as error:
+        raise SourceFailed(str(error)) from error
+
+
+def _check_disk(folder: Path, num_bytes: int) -> None:
+    free = shutil.disk_usage(folder).free
+    if num_bytes + DISK_MARGIN_BYTES > free:
+        raise LoadFailed(
+            f"{format_size(num_bytes)} of weights are to be fetched, the disk of --cache-dir has {format_size(free)} free"
+        )
