@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
 from meshnet.directive import Directive, DirectiveKind, DirectiveState, FailureKind
-from meshnet.errors import BadFiles, LoadFailed, MeshnetError, NoRoom
+from meshnet.errors import BadFiles, LoadFailed, MeshnetError, NoRoom, NoSource
 from meshnet.model import LayerRange, ModelManifest
 from meshnet.sizes import format_size
 from services.node.config import NodeConfig
@@ -289,5 +289,7 @@ def _failure_kind(error: Exception) -> FailureKind:
             return FailureKind.NO_ROOM
         case BadFiles():
             return FailureKind.BAD_FILES
+        case NoSource():
+            return FailureKind.NO_SOURCE
         case _:
             return FailureKind.OTHER

@@ -61,6 +61,7 @@ def with_loading(
         state,
         directive.bytes_done if state is ShardState.LOADING else directive.bytes_total,
         directive.bytes_total,
+        directive.revision,
     )
     new = frozenset(directive.layers.layers) - held
     return (*shards, *(_part(whole, part) for part in merge_layers(new)))

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshnet import convert
-from meshnet.directive import Directive, DirectiveKind, DirectiveState
+from meshnet.directive import Directive, DirectiveKind, DirectiveState, FailureKind
 from meshnet.errors import InvalidRequest
 from meshnet.model import LayerRange, ModelManifest, Quantization, WeightBytes
 from meshnet.topology import DeployedModel, Node, Shard, ShardState, Topology
@@ -40,6 +40,7 @@ SHARDS = st.builds(
     st.sampled_from(ShardState),
     bytes_done=COUNTS,
     bytes_total=COUNTS,
+    revision=st.text(max_size=8),
 )
 NODES = st.builds(
     Node,
@@ -58,6 +59,7 @@ NODES = st.builds(
     software_version=st.text(max_size=8),
     device=st.text(max_size=8),
     alive=st.booleans(),
+    fetches=st.booleans(),
 )
 DIRECTIVES = st.builds(
     Directive,
@@ -75,6 +77,7 @@ DIRECTIVES = st.builds(
     bytes_done=COUNTS,
     bytes_total=COUNTS,
     failure=st.text(max_size=20),
+    failure_kind=st.none() | st.sampled_from(FailureKind),
 )
 
 
