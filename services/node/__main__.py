@@ -90,9 +90,18 @@ def main(
     cache_dir: Annotated[
         Path | None,
         typer.Option(
-            help="Folder for measured speeds. Default: meshnet in the user's cache folder.", envvar="MESHNET_CACHE_DIR"
+            help="Folder for measured speeds and fetched weights. Default: meshnet in the user's cache folder.",
+            envvar="MESHNET_CACHE_DIR",
         ),
     ] = None,
+    fetch: Annotated[
+        bool,
+        typer.Option(
+            help="Also take layers of models whose files are not here; their weights, and no others, are fetched from "
+            "nodes that have them, and kept in the cache folder.",
+            envvar="MESHNET_FETCH",
+        ),
+    ] = True,
     compression: Annotated[
         Encoding | None, typer.Option(help="Compress frames to other nodes; pays below about 0.7 Gbit/s.")
     ] = None,
@@ -121,6 +130,7 @@ def main(
             fallbacks=tuple(fallbacks),
             site=site or socket.gethostname(),
             cache_dir=cache_dir or default_cache_dir(),
+            fetch=fetch,
             models=files,
             device=device,
             threads=threads or psutil.cpu_count(logical=False) or 1,

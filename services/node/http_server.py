@@ -1,4 +1,5 @@
-"""The HTTP face of a node: POST /forward, DELETE /sessions/{uuid}, POST /echo, GET /health. It only translates."""
+"""The HTTP face of a node: POST /forward, DELETE /sessions/{uuid}, POST /echo, GET /health, and weights for other nodes
+(see file_server). It only translates."""
 
 from __future__ import annotations
 
@@ -14,6 +15,7 @@ from meshnet import wire
 from meshnet.addresses import join_address, split_address
 from meshnet.errors import BadFrame, FrameTooLarge, InvalidRequest, MeshnetError
 from services.node.config import NodeConfig
+from services.node.file_server import FileServer
 from services.node.forwarding import Forwarding
 from services.node.http_errors import error_body, error_headers
 
@@ -40,6 +42,7 @@ class HttpServer:
         app.router.add_delete("/sessions/{session}", self._free)
         app.router.add_post("/echo", self._echo)
         app.router.add_get("/health", self._get_health)
+        FileServer(config.models, config.weights_dir).add_routes(app.router)
         self._runner = web.AppRunner(
             app,
             access_log=None,

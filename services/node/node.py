@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 import uuid
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
@@ -14,7 +15,7 @@ import psutil
 from meshnet import __version__, rpc
 from meshnet.addresses import join_address, split_address
 from meshnet.model import ModelManifest
-from meshnet.topology import Node
+from meshnet.topology import Node, Topology
 from meshnet.v1 import inference_pb2, inference_pb2_grpc
 from meshnet.wire import WIRE_VERSION
 from services.node.agent import Agent
@@ -24,6 +25,7 @@ from services.node.core.shards import ShardTable
 from services.node.core.work import Executor
 from services.node.directive_worker import DirectiveWorker
 from services.node.entry import EntryPoint
+from services.node.fetching.mesh_weights import MeshWeights
 from services.node.forwarding import Forwarding
 from services.node.http_server import HttpServer
 from services.node.inference_servicer import InferenceServicer
@@ -73,7 +75,10 @@ class NodeServer:
         self._entry = EntryPoint(config, self._forwarding, self._prober)
         loads = asyncio.Lock()
         self._measuring = Measuring(config, manifests, self._runner, self._shards, loads, self._agent.announce)
-        self._worker = DirectiveWorker(config, manifests, self._forwarding, self._agent.report, loads)
+        self._mesh_weights = _mesh_weights(config, lambda: self._agent.topology)
+        self._worker = DirectiveWorker(
+            config, manifests, self._forwarding, self._agent.report, loads, self._mesh_weights
+        )
         self._http = HttpServer(config, self._forwarding, self.health)
         self._grpc = rpc.server()
         self.forward_address = self.grpc_address = ""
@@ -93,7 +98,7 @@ class NodeServer:
         async with asyncio.TaskGroup() as group:
             group.create_task(
                 self._agent.run(
-                    self._worker.accept, self._prober.wake, self._forwarding.node_lost, self._worker.forget_waiting
+                    self._worker.accept, self._on_topology, self._forwarding.node_lost, self._worker.forget_waiting
                 )
             )
             group.create_task(self._links.run())
@@ -105,6 +110,8 @@ class NodeServer:
     async def stop(self) -> None:
         """Leaves the mesh, ends what runs, closes all."""
         self._forwarding.draining = True
+        if self._mesh_weights:
+            self._mesh_weights.stop()
         await self._agent.leave()
         await self._entry.stop()
         await self._grpc.stop(grace=1)
@@ -123,6 +130,7 @@ class NodeServer:
             vram_bytes=self.config.vram_bytes,
             quantization=self.config.quantization,
             fallbacks=self.config.fallbacks,
+            fetches=self.config.fetches,
             site=self.config.site,
             shards=self._shards.listing(),
             available_models=frozenset(self._manifests),
@@ -188,6 +196,10 @@ class NodeServer:
             },
         }
 
+    def _on_topology(self) -> None:
+        self._prober.wake()
+        self._forwarding.changes.announce()
+
     async def _sweep(self) -> None:
         """Frees sessions whose lease has run out: their end was lost on the way."""
         while True:
@@ -196,3 +208,8 @@ class NodeServer:
             if idle:
                 log.info("%d idle sessions freed", len(idle))
                 self._forwarding.close(idle)
+
+
+def _mesh_weights(config: NodeConfig, topology: Callable[[], Topology]) -> MeshWeights | None:
+    root = config.weights_dir
+    return MeshWeights(root, config.node_id, config.site, topology) if config.fetches and root else None

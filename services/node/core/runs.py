@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 # Tensors that lie side by side come as one piece up to this size: a check and a change of source are never far away.
 RUN_BYTES = 64 << 20
+RUN_TENSORS = 2000
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,7 @@ def plan_runs(extents: Iterable[Extent], run_bytes: int = RUN_BYTES) -> tuple[Ru
             last is not None
             and (last.file, last.end) == (extent.file, extent.begin)
             and extent.end - last.begin <= run_bytes
+            and len(last.extents) < RUN_TENSORS
         ):
             runs[-1] = Run(last.file, last.begin, extent.end, (*last.extents, extent))
         else:

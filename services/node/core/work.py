@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 from meshnet.model import LayerRange, ModelManifest, Quantization
@@ -113,12 +114,14 @@ Result = Buffer | int | None | Exception
 
 @dataclass(frozen=True, slots=True)
 class ShardSpec:
-    """A shard to load. `kv_tokens`: tokens that its KV cache must have room for."""
+    """A shard to load. `kv_tokens`: tokens that its KV cache must have room for. `fetched`: folder of its weights where
+    they are not the node's own files."""
 
     manifest: ModelManifest
     layers: LayerRange
     quantization: Quantization
     kv_tokens: int
+    fetched: Path | None = None
 
 
 # Called with (weight bytes loaded, weight bytes in all) while a shard loads.

@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import shutil
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as Collection
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -14,7 +15,7 @@ from meshnet.errors import BadFiles, LoadFailed, NoSource
 from meshnet.model import LayerRange, ModelManifest
 from meshnet.sizes import format_size
 from services.node.core.runs import Extent, Run, plan_runs
-from services.node.fetching.source import Source, SourceFailed
+from services.node.fetching.source import Source, SourceFailed, SourceWrong
 from services.node.files.description import Description
 from services.node.files.fetched import FetchedModel, fetched_folder
 from services.node.files.manifest import shard_tensors
@@ -57,6 +58,7 @@ class Fetcher:
         self._sources = sources
         self._wait = wait
         self._patience = patience
+        self._wrong: set[str] = set()
         self.fetched_bytes = 0
 
     def fetch(self, progress: Progress) -> FetchedModel:
@@ -90,7 +92,7 @@ class Fetcher:
     def _description(self, source: Source) -> Description:
         description = source.describe()
         if description.revision() != self._manifest.revision:
-            raise SourceFailed("what it has is not of the revision that the mesh serves")
+            raise SourceWrong("what it has is not of the revision that the mesh serves")
         return description
 
     def _complete(self, model: FetchedModel, wanted: Collection[str], progress: Progress) -> None:
@@ -112,13 +114,13 @@ class Fetcher:
         )
         started = time.monotonic()
         for file in sorted({group.file for group in groups}):
-            self._from_any(lambda source, file=file: _fetch_header(model, file, source))
+            self._from_any(partial(_fetch_header, model, file))
         for group in groups:
-            names = [extent.name for extent in group.extents]
-            self._from_any(lambda source, names=names: self._fetch_tensors(model, names, source, tally))
+            names = frozenset(extent.name for extent in group.extents)
+            self._from_any(partial(self._fetch_tensors, model, names, tally))
         log.info("fetched %s in %.1f s", format_size(self.fetched_bytes), time.monotonic() - started)
 
-    def _fetch_tensors(self, model: FetchedModel, names: Collection[str], source: Source, tally: _Tally) -> None:
+    def _fetch_tensors(self, model: FetchedModel, names: Collection[str], tally: _Tally, source: Source) -> None:
         """Tensors that lie side by side, or what is missing of them, and their check. Raises SourceFailed."""
         digests = source.digests(names)
         for run in plan_runs(_extents(model, names)):
@@ -129,7 +131,7 @@ class Fetcher:
         if bad:
             tally.add(-sum(model.description.tensors[name].num_bytes for name in bad))
             model.discard(bad)
-            raise SourceFailed(f"tensor {bad[0]!r} is not what it should be")
+            raise SourceWrong(f"tensor {bad[0]!r} is not what it should be")
 
     def _fetch_run(self, model: FetchedModel, run: Run, source: Source, tally: _Tally) -> None:
         offset, piece = run.begin, bytearray()
@@ -152,21 +154,23 @@ class Fetcher:
         """From the first source that gives it, in rounds with pauses between them. Raises NoSource when nothing has
         come from anybody for too long."""
         deadline, pause = time.monotonic() + self._patience, FIRST_PAUSE_SECONDS
+        failures: dict[str, str] = {}
         while True:
-            failures: list[str] = []
-            for source in self._sources():
+            for source in (source for source in self._sources() if source.name not in self._wrong):
                 fetched = self.fetched_bytes
                 try:
                     return get(source)
                 except SourceFailed as error:
                     log.warning("fetching %s from %s: %s", self._manifest.model_id, source.name, error)
-                    failures.append(f"{source.name}: {error}")
+                    failures[source.name] = str(error)
+                    if isinstance(error, SourceWrong):
+                        self._wrong.add(source.name)
                 if self.fetched_bytes > fetched:
                     deadline, pause = time.monotonic() + self._patience, FIRST_PAUSE_SECONDS
             if time.monotonic() + pause > deadline:
                 raise NoSource(
                     f"no node gives the weights of {self._manifest.model_id!r} at revision "
-                    f"{self._manifest.revision[:12]}: {'; '.join(failures) or 'none has them'}"
+                    f"{self._manifest.revision[:12]}: {_listed(failures) or 'none has them'}"
                 )
             self._wait(pause)
             pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
@@ -188,6 +192,10 @@ class _Tally:
         self._progress(self.here, self.total)
 
 
+def _listed(failures: Mapping[str, str]) -> str:
+    return "; ".join(f"{name}: {why}" for name, why in failures.items())
+
+
 def _extents(model: FetchedModel, names: Iterable[str]) -> Iterable[Extent]:
     for name in names:
         tensor = model.description.tensors[name]
@@ -204,12 +212,13 @@ def _fetch_header(model: FetchedModel, file: str, source: Source) -> None:
     try:
         model.check_header(file)
     except BadFiles as error:
-        raise SourceFailed(str(error)) from error
+        raise SourceWrong(str(error)) from error
 
 
 def _check_disk(folder: Path, num_bytes: int) -> None:
     free = shutil.disk_usage(folder).free
     if num_bytes + DISK_MARGIN_BYTES > free:
         raise LoadFailed(
-            f"{format_size(num_bytes)} of weights are to be fetched, the disk of --cache-dir has {format_size(free)} free"
+            f"{format_size(num_bytes)} of weights are to be fetched, "
+            f"and the disk of --cache-dir has {format_size(free)} free"
         )

@@ -41,7 +41,9 @@ def stream_range(
                     raise SourceFailed("it sent more than the range")
                 yield chunk
                 if time.monotonic() > deadline:
-                    raise SourceFailed(f"it is too slow: {end - begin} bytes took over {longest_seconds(end - begin):.0f} s")
+                    raise SourceFailed(
+                        f"it is too slow: {end - begin} bytes took over {longest_seconds(end - begin):.0f} s"
+                    )
     except httpx.HTTPError as error:
         raise SourceFailed(said(error)) from error
     if left:

@@ -19,6 +19,10 @@ class SourceFailed(Exception):
     """A source did not give what it was asked for; the text says why, for people."""
 
 
+class SourceWrong(SourceFailed):
+    """What it gave is not what the model's revision says: it is not asked again."""
+
+
 class Source(Protocol):
     """One revision of one model somewhere else. Blocks; for the thread that fetches. Raises SourceFailed."""
 

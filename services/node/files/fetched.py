@@ -92,7 +92,9 @@ class FetchedModel:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise LoadFailed("another process fetches to the same folder: give each node its own --cache-dir") from None
+                raise LoadFailed(
+                    "another process fetches to the same folder: give each node its own --cache-dir"
+                ) from None
             with (self.folder / JOURNAL_FILE).open("a", encoding="utf-8") as self._journal:
                 # Ends what a dead process may have left of a line.
                 self._journal.write("\n")
