@@ -91,8 +91,10 @@ class Mesh:
         how = "joined" if outcome.is_new else "is back as a new process" if outcome.restarted else "registered again"
         self._note(f"node {node_id} {how}: {described(node, manifests)}")
         for model_id in outcome.other_revisions:
-            text = f"node {node_id} has another revision of {model_id} than the mesh serves; it gets no layers of it"
+            then = "fetches the mesh's if it gets layers" if node.fetches else "gets no layers of it"
+            text = f"node {node_id} has another revision of {model_id} than the mesh serves; it {then}"
             self._note(text, logging.WARNING)
+        self._unplanned |= self._placing.source_came(node_id, self._sources(node, manifests))
         for model_id in self._deployments.due():
             self._deploy(self.wished(model_id, self.settings.auto_kv_tokens, 0))
         return self._replan(now)
@@ -380,7 +382,11 @@ class Mesh:
 
     def _published(self, node_id: str) -> Node | None:
         node = self.registry.node(node_id)
-        return published(node, self.ledger.open(node_id)) if node else None
+        return published(node, self.ledger.open(node_id), self.registry.manifests) if node else None
+
+    def _sources(self, node: Node, manifests: Sequence[ModelManifest]) -> set[str]:
+        """Models that others can fetch from the node."""
+        return {m.model_id for m in manifests if not node.stub and self.registry.is_served(m)}
 
     def _note(self, text: str, level: int = logging.INFO) -> None:
         self._notes.append(Note(text, level))

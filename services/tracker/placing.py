@@ -49,7 +49,7 @@ class Placing:
                 self.ledger.open(node_id),
                 belief.refused,
                 frozenset(belief.stuck),
-                frozenset(belief.barred),
+                belief.barred,
             )
         )
 
@@ -58,6 +58,11 @@ class Placing:
         self.ledger.fail_node(node_id, why)
         self._beliefs.forget(node_id)
         self._heard_at.pop(node_id, None)
+
+    def source_came(self, node_id: str, model_ids: Collection[str]) -> set[str]:
+        """A node has registered with the files of these models: who could not fetch them may try again, and so may this
+        node whatever it lacked. Returns the nodes of which this changes something."""
+        return self._beliefs.source_came(node_id, model_ids)
 
     def heard(self, node_id: str, now: float) -> None:
         """The node has said something of a directive."""
