@@ -63,14 +63,11 @@ class Beliefs:
     def to_change(self, node_id: str) -> Belief:
         return self._beliefs.setdefault(node_id, Belief())
 
-    def source_came(self, node_id: str, model_ids: Collection[str]) -> set[str]:
-        """A node has registered with the files of these models. Returns the nodes of which this changes something."""
-        changed = set()
-        for of_node, belief in self._beliefs.items():
-            found = belief.sourceless if of_node == node_id else belief.sourceless.intersection(model_ids)
-            if found:
-                changed.add(of_node)
-                belief.sourceless = belief.sourceless - found
+    def may_fetch(self, model_ids: Collection[str]) -> set[str]:
+        """Somebody may have these models now. Returns the nodes that could not fetch them until then."""
+        changed = {i for i, belief in self._beliefs.items() if not belief.sourceless.isdisjoint(model_ids)}
+        for node_id in changed:
+            self._beliefs[node_id].sourceless.difference_update(model_ids)
         return changed
 
     def forget(self, node_id: str) -> None:

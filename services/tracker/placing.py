@@ -59,10 +59,13 @@ class Placing:
         self._beliefs.forget(node_id)
         self._heard_at.pop(node_id, None)
 
-    def source_came(self, node_id: str, model_ids: Collection[str]) -> set[str]:
-        """A node has registered with the files of these models: who could not fetch them may try again, and so may this
-        node whatever it lacked. Returns the nodes of which this changes something."""
-        return self._beliefs.source_came(node_id, model_ids)
+    def registered(self, node_id: str) -> None:
+        """What it could not fetch it may try again."""
+        self._beliefs.of(node_id).sourceless.clear()
+
+    def may_fetch(self, model_ids: Collection[str]) -> set[str]:
+        """As Beliefs.may_fetch."""
+        return self._beliefs.may_fetch(model_ids)
 
     def heard(self, node_id: str, now: float) -> None:
         """The node has said something of a directive."""

@@ -120,7 +120,7 @@ def described_model(model: DeployedModel) -> str:
 
 def layers_of(shards: Sequence[Shard]) -> list[tuple[object, ...]]:
     """What matters of a node's shards for a plan: not how far a load has come."""
-    return [(shard.model_id, shard.layers, shard.quantization, shard.state) for shard in shards]
+    return [(shard.model_id, shard.layers, shard.quantization, shard.state, shard.revision) for shard in shards]
 
 
 def _part(shard: Shard, layers: LayerRange) -> Shard:
