@@ -33,7 +33,7 @@ from services.node.engine.loading import load_shard
 from services.node.engine.precision import BOUNDARY_DTYPE
 from services.node.engine.sampling import choose
 from services.node.engine.shard import Entry, TorchShard
-from services.node.engine.stored import Stored, open_fetched, open_files
+from services.node.engine.stored import open_fetched, open_files
 from services.node.engine.structure import find_structure
 from services.node.engine.trial import LayerTrial
 
@@ -88,11 +88,12 @@ class TorchExecutor:
 
     def load(self, spec: ShardSpec, progress: Progress) -> LoadedShard:
         model_id = spec.manifest.model_id
+        if not spec.fetched and model_id not in self._files:
+            raise BadFiles(f"this node has no files of model {model_id!r}")
         try:
-            stored = self._stored(spec)
             # First of all, so that a node that cannot keep the promise reads nothing.
             kv = allocate_pools(spec.manifest, spec.layers, spec.quantization, spec.kv_tokens, self._device)
-            return replace(self._load(stored, spec, progress), kv=kv)
+            return replace(self._load(spec, progress), kv=kv)
         except LoadFailed:
             raise
         # The one boundary at which the errors of torch, transformers, bitsandbytes and the file formats arrive.
@@ -133,7 +134,7 @@ class TorchExecutor:
             return [error] * len(batch)
 
     @torch.inference_mode()
-    def _load(self, stored: Stored, spec: ShardSpec, progress: Progress) -> TorchShard:
+    def _load(self, spec: ShardSpec, progress: Progress) -> TorchShard:
         total = spec.manifest.weight_bytes(spec.layers, spec.quantization)
         loaded = given_back = 0
 
@@ -145,16 +146,10 @@ class TorchExecutor:
                 given_back = loaded
             progress(min(loaded, total), total)
 
+        stored = open_fetched(spec.fetched) if spec.fetched else open_files(self._files[spec.manifest.model_id])
         structure = find_structure(make_config(stored.config))
         source = stored.source(structure.base, spec.manifest.num_layers)
         return load_shard(spec, structure, source, self._device, on_bytes)
-
-    def _stored(self, spec: ShardSpec) -> Stored:
-        if spec.fetched:
-            return open_fetched(spec.fetched)
-        if spec.manifest.model_id not in self._files:
-            raise BadFiles(f"this node has no files of model {spec.manifest.model_id!r}")
-        return open_files(self._files[spec.manifest.model_id])
 
     @torch.inference_mode()
     def _run(self, batch: Sequence[Work]) -> list[Result]:

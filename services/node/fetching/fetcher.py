@@ -118,7 +118,7 @@ class Fetcher:
         for group in groups:
             names = frozenset(extent.name for extent in group.extents)
             self._from_any(partial(self._fetch_tensors, model, names, tally))
-        log.info("fetched %s in %.1f s", format_size(self.fetched_bytes), time.monotonic() - started)
+        log.info("fetched %d bytes of weights in %.1f s", self.fetched_bytes, time.monotonic() - started)
 
     def _fetch_tensors(self, model: FetchedModel, names: Collection[str], tally: _Tally, source: Source) -> None:
         """Tensors that lie side by side, or what is missing of them, and their check. Raises SourceFailed."""
