@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from meshnet.model import Quantization
-from meshnet.model_files import ModelFiles
+from meshnet.model_files import HubModel, ModelFiles
 from meshnet.wire import Encoding
 
 
@@ -17,7 +17,7 @@ class NodeConfig:
     `advertise_host` is the name by which the other machines reach this one. `quantization` is the preferred one; shards
     come at one of `fallbacks` where it does not fit. Nodes of one `site` may fail together. `cache_dir`: folder for
     what the node measured of itself and for weights that it fetches, None: nothing is kept. `fetch`: whether it takes
-    layers of models whose files it lacks, and fetches their weights.
+    layers of models whose files it lacks, and fetches their weights. `hub`: models that it takes from a hub.
     """
 
     node_id: str
@@ -31,6 +31,7 @@ class NodeConfig:
     site: str = ""
     cache_dir: Path | None = None
     models: dict[str, ModelFiles] = field(default_factory=dict)
+    hub: dict[str, HubModel] = field(default_factory=dict)
     device: str = "cpu"
     threads: int = 1
     stub: bool = False

@@ -214,10 +214,11 @@ class DirectiveWorker:
         """Makes sure that the shard's weights are on the disk. Returns what is to be loaded, and how many bytes of
         progress it took to bring it. Raises LoadFailed."""
         manifest = spec.manifest
-        if manifest == self._manifests.get(manifest.model_id):
+        is_own = manifest == self._manifests.get(manifest.model_id)
+        if is_own and (manifest.model_id in self._config.models or self._mesh_weights is None):
             self._check_files(manifest)
             return spec, 0
-        assert self._mesh_weights
+        assert self._mesh_weights, "the manifest is that of the files here, or of what the mesh serves"
         size, fetched_bytes = manifest.weight_bytes(spec.layers, spec.quantization), 0
 
         def fetch_progress(bytes_done: int, bytes_total: int) -> None:

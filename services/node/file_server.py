@@ -7,7 +7,7 @@ POST .../digests the digests of tensors. No path comes from a message: files are
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,8 +16,9 @@ from aiohttp import web
 
 from meshnet.errors import InvalidRequest, LoadFailed, UnknownModel
 from meshnet.model_files import ModelFiles
+from services.node.fetching.mesh_weights import MeshWeights
 from services.node.files.description import Description, describe, description_to_json
-from services.node.files.fetched import JOURNAL_FILE, FetchedModel, fetched_folder, file_digest
+from services.node.files.fetched import FetchedModel, file_digest
 
 BODY_SECONDS = 10.0
 # Hashing is for the processor, of which the layers want all.
@@ -26,23 +27,25 @@ MAX_HASHING = 1
 
 @dataclass(slots=True)
 class _Offered:
-    """`present`: stored names of the tensors that are here. `state`: what the files were when they were read."""
+    """`present`: stored names of the tensors that are here. `state`: what the files were when they were read. `fetched`
+    is what they were fetched to, and more may be."""
 
     folder: Path
     description: Description
     revision: str
-    present: frozenset[str]
+    present: Set[str]
     state: tuple[object, ...] = ()
+    fetched: FetchedModel | None = None
     json: bytes = b""
     digests: dict[str, str] = field(default_factory=dict)
 
 
 class FileServer:
-    """`models`: those whose files are here. `fetched`: folder of what was fetched of others, which is passed on."""
+    """`models`: those whose files are here. `weights`: what was fetched of others, which is passed on."""
 
-    def __init__(self, models: Mapping[str, ModelFiles], fetched: Path | None) -> None:
+    def __init__(self, models: Mapping[str, ModelFiles], weights: MeshWeights | None) -> None:
         self._models = models
-        self._fetched = fetched
+        self._weights = weights
         self._offered: dict[str, _Offered] = {}
         self._reading = asyncio.Lock()
         self._hashing = asyncio.Semaphore(MAX_HASHING)
@@ -68,6 +71,8 @@ class FileServer:
         offered = await self._find(request)
         names = await _read_names(request)
         if missing := [name for name in names if name not in offered.present]:
+            await self._complete(request.match_info["model"], offered, missing)
+        if missing := [name for name in names if name not in offered.present]:
             raise UnknownModel(f"tensor {missing[0]!r} is not here")
         for name in names:
             if name not in offered.digests:
@@ -77,45 +82,48 @@ class FileServer:
                     offered.digests[name] = await asyncio.to_thread(file_digest, path, tensor.begin, tensor.num_bytes)
         return web.json_response({"digests": {name: offered.digests[name] for name in names}})
 
+    async def _complete(self, model_id: str, offered: _Offered, names: Sequence[str]) -> None:
+        if self._weights and offered.fetched:
+            try:
+                await asyncio.to_thread(self._weights.complete, model_id, offered.fetched, names)
+            except LoadFailed as error:
+                raise UnknownModel(f"tensor {names[0]!r} is not here, and cannot be brought: {error}") from error
+
     async def _find(self, request: web.Request) -> _Offered:
         """Raises UnknownModel if this revision of the model is not here, or no longer."""
         model_id, revision = request.match_info["model"], request.match_info["revision"]
+        absent = f"no weights of model {model_id!r} at revision {revision!r} are here"
         try:
             async with self._reading:
                 own = self._models.get(model_id)
-                if own and (offered := await self._current(model_id, lambda: _read_own(own))).revision == revision:
+                if own and (offered := await self._own(own)).revision == revision:
                     return offered
-                if fetched := self._fetched:
-                    return await self._current(
-                        f"{model_id}/{revision}", lambda: _read_fetched(fetched_folder(fetched, model_id, revision))
-                    )
+                if self._weights and (model := await asyncio.to_thread(self._weights.find, model_id, revision)):
+                    return self._fetched(f"{model_id}/{revision}", model)
         except (LoadFailed, InvalidRequest, OSError) as error:
-            raise UnknownModel(
-                f"no weights of model {model_id!r} at revision {revision!r} are here: {error}"
-            ) from error
-        raise UnknownModel(f"no weights of model {model_id!r} at revision {revision!r} are here")
+            raise UnknownModel(f"{absent}: {error}") from error
+        raise UnknownModel(absent)
 
-    async def _current(self, key: str, read: Callable[[], _Offered]) -> _Offered:
+    async def _own(self, files: ModelFiles) -> _Offered:
         """What was read before, if nobody has written to the files since."""
-        offered = self._offered.get(key)
+        offered = self._offered.get(files.model_id)
         if offered is None or await asyncio.to_thread(_state, offered) != offered.state:
-            self._offered.pop(key, None)
-            offered = self._offered[key] = await asyncio.to_thread(read)
+            self._offered.pop(files.model_id, None)
+            offered = self._offered[files.model_id] = await asyncio.to_thread(_read, files)
+        return offered
+
+    def _fetched(self, key: str, model: FetchedModel) -> _Offered:
+        offered = self._offered.get(key)
+        if offered is None or offered.fetched is not model:
+            offered = _Offered(model.folder, model.description, model.folder.name, model.present, fetched=model)
+            self._offered[key] = offered
         return offered
 
 
-def _read_own(files: ModelFiles) -> _Offered:
+def _read(files: ModelFiles) -> _Offered:
     description = describe(files)
     folder = files.path.parent if files.is_gguf else files.path
-    return _with_state(_Offered(folder, description, description.revision(), frozenset(description.tensors)))
-
-
-def _read_fetched(folder: Path) -> _Offered:
-    model = FetchedModel.open(folder)
-    return _with_state(_Offered(folder, model.description, folder.name, frozenset(model.present)))
-
-
-def _with_state(offered: _Offered) -> _Offered:
+    offered = _Offered(folder, description, description.revision(), description.tensors.keys())
     offered.state = _state(offered)
     return offered
 
@@ -123,11 +131,9 @@ def _with_state(offered: _Offered) -> _Offered:
 def _state(offered: _Offered) -> tuple[object, ...]:
     """Changes whenever somebody writes to the files."""
     state: list[object] = []
-    journal = offered.folder / JOURNAL_FILE
-    # Files with a journal grow, by tensors that are in it.
-    for path in [journal] if journal.exists() else [offered.folder / file for file in offered.description.sizes]:
+    for file in offered.description.sizes:
         try:
-            found = path.stat()
+            found = (offered.folder / file).stat()
             state.append((found.st_size, found.st_mtime_ns, found.st_ino))
         except OSError as error:
             state.append(error.errno)

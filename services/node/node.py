@@ -6,8 +6,9 @@ import asyncio
 import logging
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
+from types import MappingProxyType
 from typing import Any
 
 import psutil
@@ -26,6 +27,7 @@ from services.node.core.work import Executor
 from services.node.directive_worker import DirectiveWorker
 from services.node.entry import EntryPoint
 from services.node.fetching.mesh_weights import MeshWeights
+from services.node.fetching.source import Source
 from services.node.forwarding import Forwarding
 from services.node.http_server import HttpServer
 from services.node.inference_servicer import InferenceServicer
@@ -47,7 +49,13 @@ FREE_STEP_BYTES = 16 << 20
 class NodeServer:
     """One node process. Make it inside the event loop that runs it."""
 
-    def __init__(self, config: NodeConfig, executor: Executor, manifests: dict[str, ModelManifest]) -> None:
+    def __init__(
+        self,
+        config: NodeConfig,
+        executor: Executor,
+        manifests: dict[str, ModelManifest],
+        hub: Mapping[str, Source] = MappingProxyType({}),
+    ) -> None:
         self.config = config
         self._manifests = manifests
         self._shards = ShardTable()
@@ -74,12 +82,13 @@ class NodeServer:
         )
         self._entry = EntryPoint(config, self._forwarding, self._prober)
         loads = asyncio.Lock()
-        self._measuring = Measuring(config, manifests, self._runner, self._shards, loads, self._agent.announce)
-        self._mesh_weights = _mesh_weights(config, lambda: self._agent.topology)
+        files_here = {model_id: manifest for model_id, manifest in manifests.items() if model_id in config.models}
+        self._measuring = Measuring(config, files_here, self._runner, self._shards, loads, self._agent.announce)
+        self._mesh_weights = _mesh_weights(config, lambda: self._agent.topology, hub)
         self._worker = DirectiveWorker(
             config, manifests, self._forwarding, self._agent.report, loads, self._mesh_weights
         )
-        self._http = HttpServer(config, self._forwarding, self.health)
+        self._http = HttpServer(config, self._forwarding, self.health, self._mesh_weights)
         self._grpc = rpc.server()
         self.forward_address = self.grpc_address = ""
 
@@ -210,6 +219,10 @@ class NodeServer:
                 self._forwarding.close(idle)
 
 
-def _mesh_weights(config: NodeConfig, topology: Callable[[], Topology]) -> MeshWeights | None:
+def _mesh_weights(
+    config: NodeConfig, topology: Callable[[], Topology], hub: Mapping[str, Source]
+) -> MeshWeights | None:
     root = config.weights_dir
-    return MeshWeights(root, config.node_id, config.site, topology) if config.fetches and root else None
+    if root is None or not (config.fetches or hub):
+        return None
+    return MeshWeights(root, config.node_id, config.site, topology, hub)

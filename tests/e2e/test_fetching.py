@@ -77,7 +77,7 @@ def test_an_empty_node_fetches_its_shard_is_killed_half_way_and_goes_on(
         assert mesh.layers(MODEL) == {"source": [f"0-{shard.layers.start}"], "empty": [str(shard.layers)]}
         reference = Reference(smollm2_gguf)
         prompts = prompt_ids(AutoTokenizer.from_pretrained(smollm2_gguf.parent, gguf_file=smollm2_gguf.name))
-        for prompt in prompts[:3]:
+        for prompt in sorted(prompts, key=len)[:2]:
             reference.check(prompt, mesh.generate(MODEL, prompt, 24))
         mesh.wait_until_idle()
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 # Tensors that lie side by side come as one piece up to this size: a check and a change of source are never far away.
-RUN_BYTES = 64 << 20
+RUN_BYTES = 16 << 20
 RUN_TENSORS = 2000
 
 

@@ -1,24 +1,24 @@
-"""Brings a shard's tensors here: exactly them, checked, from whoever has them; goes on where it was interrupted."""
+"""Brings tensors here: exactly those asked for, checked, from whoever has them; goes on where it was interrupted."""
 
 from __future__ import annotations
 
 import logging
 import shutil
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as Collection
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 from meshnet.errors import BadFiles, LoadFailed, NoSource
-from meshnet.model import LayerRange, ModelManifest
 from meshnet.sizes import format_size
 from services.node.core.runs import Extent, Run, plan_runs
 from services.node.fetching.source import Source, SourceFailed, SourceWrong
 from services.node.files.description import Description
 from services.node.files.fetched import FetchedModel, fetched_folder
-from services.node.files.manifest import shard_tensors
+from services.node.files.support import check_supported
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +37,7 @@ _Result = TypeVar("_Result")
 
 
 class Fetcher:
-    """One fetch of one shard, for a thread of its own.
+    """One fetch of some tensors of one model, for a thread of its own.
 
     `sources`: those that may have the model at this revision now, the best first; asked again whenever all have failed.
     `wait` pauses for so many seconds, and may raise to end the fetch.
@@ -45,92 +45,85 @@ class Fetcher:
 
     def __init__(
         self,
-        root: Path,
-        manifest: ModelManifest,
-        layers: LayerRange,
+        model_id: str,
+        revision: str,
         sources: Callable[[], Sequence[Source]],
         wait: Callable[[float], None] = time.sleep,
         patience: float = PATIENCE_SECONDS,
     ) -> None:
-        self._root = root
-        self._manifest = manifest
-        self._layers = layers
+        self._model_id = model_id
+        self._revision = revision
         self._sources = sources
         self._wait = wait
         self._patience = patience
         self._wrong: set[str] = set()
         self.fetched_bytes = 0
 
-    def fetch(self, progress: Progress) -> FetchedModel:
-        """What is here in the end holds all tensors of the shard.
-
-        Raises NoSource if nobody gives them, LoadFailed if the disk does not take them.
-        """
-        try:
-            model = self._open()
-            wanted = shard_tensors(model.description, self._layers)
-            with model.locked():
-                self._complete(model, wanted, progress)
-        except OSError as error:
-            raise BadFiles(
-                f"the weights of {self._manifest.model_id!r} cannot be kept in {self._root}: {error.strerror or error}"
-            ) from error
-        return model
-
-    def _open(self) -> FetchedModel:
-        """The folder of this revision, with a description that the revision vouches for."""
-        folder = fetched_folder(self._root, self._manifest.model_id, self._manifest.revision)
+    def open(self, root: Path) -> FetchedModel:
+        """The folder of this revision, with a description that the revision vouches for. Raises NoSource if nobody
+        gives one, LoadFailed if it cannot be served here, or the disk does not take it."""
+        folder = fetched_folder(root, self._model_id, self._revision)
         try:
             model = FetchedModel.open(folder)
-            if model.description.revision() == self._manifest.revision:
+            if model.description.revision() == self._revision:
                 return model
-            log.warning("the description of %s here is damaged: it is fetched again", self._manifest.model_id)
+            log.warning("the description of %s here is damaged: it is fetched again", self._model_id)
         except BadFiles:
             pass
-        return FetchedModel.create(folder, self._from_any(self._description))
+        description = self._from_any(self._description)
+        check_supported(description.config)
+        with _disk_errors(folder):
+            return FetchedModel.create(folder, description)
 
-    def _description(self, source: Source) -> Description:
-        description = source.describe()
-        if description.revision() != self._manifest.revision:
-            raise SourceWrong("what it has is not of the revision that the mesh serves")
-        return description
+    def fetch(self, model: FetchedModel, wanted: Collection[str], progress: Progress) -> None:
+        """In the end all these tensors are there. Raises NoSource if nobody gives them, LoadFailed if the disk does
+        not take them."""
+        with _disk_errors(model.folder):
+            with model.writing:
+                model.claim()
+                # What was fetched long ago may have been damaged since.
+                model.discard(sorted(name for name in wanted & model.present if not model.is_sound(name)))
+                missing = wanted - model.present
+                groups = plan_runs(_extents(model, missing))
+            tally = _Tally(model, wanted, missing, progress)
+            tally.add(0)
+            if groups:
+                self._fetch_groups(model, groups, tally)
 
-    def _complete(self, model: FetchedModel, wanted: Collection[str], progress: Progress) -> None:
-        # What was fetched long ago may have been damaged since.
-        model.discard(sorted(name for name in wanted & model.present if not model.is_sound(name)))
-        missing = wanted - model.present
-        tally = _Tally(model, wanted, missing, progress)
-        tally.add(0)
-        groups = plan_runs(_extents(model, missing))
-        if not groups:
-            return
+    def _fetch_groups(self, model: FetchedModel, groups: Sequence[Run], tally: _Tally) -> None:
         _check_disk(model.folder, tally.total - tally.here)
-        log.info(
-            "fetching %s for layers %s of %s; %s are here already",
-            format_size(tally.total - tally.here),
-            self._layers,
-            self._manifest.model_id,
-            format_size(tally.here),
-        )
+        missing, here = format_size(tally.total - tally.here), format_size(tally.here)
+        log.info("fetching %s of weights of %s; %s are here already", missing, self._model_id, here)
         started = time.monotonic()
         for file in sorted({group.file for group in groups}):
             self._from_any(partial(_fetch_header, model, file))
         for group in groups:
             names = frozenset(extent.name for extent in group.extents)
+            after = tally.here + group.end - group.begin
             self._from_any(partial(self._fetch_tensors, model, names, tally))
+            # Another thread may have brought some of them.
+            tally.add(after - tally.here)
         log.info("fetched %d bytes of weights in %.1f s", self.fetched_bytes, time.monotonic() - started)
+
+    def _description(self, source: Source) -> Description:
+        description = source.describe()
+        if description.revision() != self._revision:
+            raise SourceWrong("what it has is not of the revision that the mesh serves")
+        return description
 
     def _fetch_tensors(self, model: FetchedModel, names: Collection[str], tally: _Tally, source: Source) -> None:
         """Tensors that lie side by side, or what is missing of them, and their check. Raises SourceFailed."""
         digests = source.digests(names)
-        for run in plan_runs(_extents(model, names)):
-            if run.begin < run.end:
-                self._fetch_run(model, run, source, tally)
-        bad = [name for name in names if not model.is_sound(name) or (digests and model.digest(name) != digests[name])]
-        model.add(name for name in names if name not in bad)
+        with model.writing:
+            names = names - model.present
+            for run in plan_runs(_extents(model, names)):
+                if run.begin < run.end:
+                    self._fetch_run(model, run, source, tally)
+            bad = [n for n in sorted(names) if not model.is_sound(n) or (digests and model.digest(n) != digests[n])]
+            model.add(name for name in names if name not in bad)
+            model.discard(bad)
         if bad:
             tally.add(-sum(model.description.tensors[name].num_bytes for name in bad))
-            model.discard(bad)
             raise SourceWrong(f"tensor {bad[0]!r} is not what it should be")
 
     def _fetch_run(self, model: FetchedModel, run: Run, source: Source, tally: _Tally) -> None:
@@ -161,7 +154,7 @@ class Fetcher:
                 try:
                     return get(source)
                 except SourceFailed as error:
-                    log.warning("fetching %s from %s: %s", self._manifest.model_id, source.name, error)
+                    log.warning("fetching %s from %s: %s", self._model_id, source.name, error)
                     failures[source.name] = str(error)
                     if isinstance(error, SourceWrong):
                         self._wrong.add(source.name)
@@ -169,8 +162,8 @@ class Fetcher:
                     deadline, pause = time.monotonic() + self._patience, FIRST_PAUSE_SECONDS
             if time.monotonic() + pause > deadline:
                 raise NoSource(
-                    f"no node gives the weights of {self._manifest.model_id!r} at revision "
-                    f"{self._manifest.revision[:12]}: {_listed(failures) or 'none has them'}"
+                    f"no node gives the weights of {self._model_id!r} at revision "
+                    f"{self._revision[:12]}: {_listed(failures) or 'none has them'}"
                 )
             self._wait(pause)
             pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
@@ -205,14 +198,22 @@ def _extents(model: FetchedModel, names: Iterable[str]) -> Iterable[Extent]:
 
 def _fetch_header(model: FetchedModel, file: str, source: Source) -> None:
     """What stands before a file's tensors: read anew at each fetch, it is small. Raises SourceFailed."""
-    offset = 0
-    for chunk in source.stream(file, 0, model.description.header_bytes(file)):
-        model.write(file, offset, chunk)
-        offset += len(chunk)
+    header = b"".join(source.stream(file, 0, model.description.header_bytes(file)))
     try:
-        model.check_header(file)
+        with model.writing:
+            model.write(file, 0, header)
+            model.check_header(file)
     except BadFiles as error:
         raise SourceWrong(str(error)) from error
+
+
+@contextmanager
+def _disk_errors(folder: Path) -> Iterator[None]:
+    """What the disk refuses is not the fault of a source. Raises BadFiles."""
+    try:
+        yield
+    except OSError as error:
+        raise BadFiles(f"weights cannot be kept in {folder}: {error.strerror or error}") from error
 
 
 def _check_disk(folder: Path, num_bytes: int) -> None:

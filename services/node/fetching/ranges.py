@@ -13,11 +13,12 @@ MAX_ERROR_BYTES = 64 << 10
 MAX_REDIRECTS = 5
 
 
-def make_client(*, follow_redirects: bool) -> httpx.Client:
+def make_client(*, follow_redirects: bool, connections: int = 1) -> httpx.Client:
     """Weights do not get smaller by compression, and ranges are of the bytes as they are."""
     return httpx.Client(
         timeout=httpx.Timeout(STALL_SECONDS, connect=CONNECT_SECONDS),
         headers={"Accept-Encoding": "identity"},
+        limits=httpx.Limits(max_connections=connections, max_keepalive_connections=connections),
         follow_redirects=follow_redirects,
         max_redirects=MAX_REDIRECTS,
         trust_env=follow_redirects,

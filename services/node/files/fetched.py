@@ -12,6 +12,7 @@ import fcntl
 import hashlib
 import json
 import os
+import threading
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, Self
@@ -43,7 +44,7 @@ class FetchedModel:
     """`description` is what the mesh's revision was computed of, so names, shapes and samples can be relied on.
 
     `present`: stored names of the tensors that are there, checked. `partial`: how many of its first bytes are there of
-    a tensor that is not. For one thread, and with `locked` for one process.
+    a tensor that is not. Whoever writes holds `writing`, and has called `claim` first.
     """
 
     def __init__(self, folder: Path, description: Description) -> None:
@@ -51,7 +52,9 @@ class FetchedModel:
         self.description = description
         self.present: set[str] = set()
         self.partial: dict[str, int] = {}
+        self.writing = threading.RLock()
         self._journal: IO[str] | None = None
+        self._lock: IO[str] | None = None
 
     @classmethod
     def create(cls, folder: Path, description: Description) -> Self:
@@ -84,22 +87,26 @@ class FetchedModel:
         gguf = [self.folder / file for file in self.description.sizes if self.description.is_gguf]
         return ModelFiles(model_id, gguf[0] if gguf else self.folder)
 
-    @contextlib.contextmanager
-    def locked(self) -> Iterator[None]:
-        """Makes files of the full sizes, and lets this process alone write to them. Raises LoadFailed if another does,
-        OSError if the disk does not take them."""
-        with (self.folder / LOCK_FILE).open("w") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise LoadFailed(
-                    "another process fetches to the same folder: give each node its own --cache-dir"
-                ) from None
-            with (self.folder / JOURNAL_FILE).open("a", encoding="utf-8") as self._journal:
-                # Ends what a dead process may have left of a line.
-                self._journal.write("\n")
-                yield
-            self._journal = None
+    def claim(self) -> None:
+        """From now on this process alone writes here. Raises LoadFailed if another does, OSError."""
+        if self._journal:
+            return
+        lock = (self.folder / LOCK_FILE).open("w")
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            lock.close()
+            raise LoadFailed("another process fetches to the same folder: give each node its own --cache-dir") from None
+        self._lock = lock
+        self._journal = (self.folder / JOURNAL_FILE).open("a", encoding="utf-8")
+        # Ends what a dead process may have left of a line.
+        self._journal.write("\n")
+
+    def close(self) -> None:
+        """Others may write here."""
+        for file in filter(None, (self._journal, self._lock)):
+            file.close()
+        self._journal = self._lock = None
 
     def write(self, file: str, offset: int, data: bytes | memoryview) -> None:
         """Raises OSError."""

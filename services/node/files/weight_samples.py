@@ -9,7 +9,7 @@ this finds mistakes, it does not prove that weights are equal, and does not stop
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from io import FileIO
 from pathlib import Path
 
@@ -58,7 +58,18 @@ def sample_digests(folder: Path, tensors: Mapping[str, TensorHeader]) -> dict[st
 
 def sample_digest(opened: FileIO, name: str, tensor: TensorHeader) -> str:
     """A SHA-256 of the sampled bytes of a tensor of an opened file. Raises BadFiles if it ends too early."""
+    return digest_of(_parts(opened, name, tensor))
+
+
+def digest_of(parts: Iterable[bytes]) -> str:
+    """A SHA-256 of the sampled bytes of a tensor, in their order."""
     digest = hashlib.sha256()
+    for part in parts:
+        digest.update(part)
+    return digest.hexdigest()
+
+
+def _parts(opened: FileIO, name: str, tensor: TensorHeader) -> Iterator[bytes]:
     for offset, length in blocks(tensor.num_bytes):
         opened.seek(tensor.begin + offset)
         while length:
@@ -66,6 +77,5 @@ def sample_digest(opened: FileIO, name: str, tensor: TensorHeader) -> str:
             part = opened.read(length)
             if not part:
                 raise BadFiles(f"{tensor.file} ends within tensor {name!r}: it is cut short")
-            digest.update(part)
+            yield part
             length -= len(part)
-    return digest.hexdigest()

@@ -25,6 +25,7 @@ from services.node.core.work import ForwardWork, Segment, SessionKey, ShardSpec
 from services.node.engine.buffers import to_buffer
 from services.node.engine.executor import TorchExecutor
 from services.node.fetching.fetcher import PIECE_BYTES, Fetcher, Progress
+from services.node.fetching.mesh_weights import MeshWeights
 from services.node.fetching.peer_source import PeerSource
 from services.node.fetching.ranges import make_client
 from services.node.fetching.source import Source, SourceFailed
@@ -55,11 +56,10 @@ def stored_bytes(files: ModelFiles, layers: LayerRange) -> int:
 @asynccontextmanager
 async def served(*models: ModelFiles, cache: Path | None = None) -> AsyncIterator[str]:
     """The HTTP server of a node that has these models; its address."""
-    config = NodeConfig(
-        "n", "", "", "", "", 0, Quantization.BFLOAT16, models={m.model_id: m for m in models}, cache_dir=cache
-    )
+    config = NodeConfig("n", "", "", "", "", 0, Quantization.BFLOAT16, models={m.model_id: m for m in models})
     peers, runner = Peers(Topology, None, 5.0), Runner(StubExecutor())
-    server = HttpServer(config, Forwarding(ShardTable(), SessionTable(), runner, peers, 1.0), dict)
+    weights = MeshWeights(cache, "n", "", Topology) if cache else None
+    server = HttpServer(config, Forwarding(ShardTable(), SessionTable(), runner, peers, 1.0), dict, weights)
     try:
         yield await server.start("127.0.0.1:0")
     finally:
@@ -83,8 +83,17 @@ async def fetch(
             PeerSource(client, address, address, files.model_id, manifest.revision) for address in addresses
         ]
         sources[:1] = [wrap(source) for source in sources[:1]]
-        fetcher = Fetcher(root, manifest, layers, lambda: sources, patience=0.5)
-        model = await asyncio.to_thread(fetcher.fetch, progress)
+        fetcher = Fetcher(files.model_id, manifest.revision, lambda: sources, patience=0.5)
+
+        def get() -> FetchedModel:
+            model = fetcher.open(root)
+            try:
+                fetcher.fetch(model, shard_tensors(model.description, layers), progress)
+            finally:
+                model.close()
+            return model
+
+        model = await asyncio.to_thread(get)
     return model, fetcher.fetched_bytes
 
 
@@ -286,7 +295,7 @@ async def test_damage_on_the_disk_is_found_and_mended(tmp_path: Path) -> None:
 async def test_a_node_passes_on_what_it_fetched(tmp_path: Path) -> None:
     files = save_model(tmp_path / "model", TINY["llama"])
     async with served(files) as address:
-        await fetch(tmp_path / "one" / "weights" / "n", files, MIDDLE, [address])
+        await fetch(tmp_path / "one", files, MIDDLE, [address])
     async with served(cache=tmp_path / "one") as address:
         model, fetched = await fetch(tmp_path / "two", files, MIDDLE, [address])
         assert fetched == stored_bytes(files, MIDDLE)
@@ -299,8 +308,10 @@ async def test_two_processes_do_not_write_to_one_folder(tmp_path: Path) -> None:
     files = save_model(tmp_path / "model", TINY["llama"])
     async with served(files) as address:
         model, _ = await fetch(tmp_path / "cache", files, MIDDLE, [address])
-        with model.locked(), pytest.raises(LoadFailed, match="another process"):
+        model.claim()
+        with pytest.raises(LoadFailed, match="another process"):
             await fetch(tmp_path / "cache", files, FIRST, [address])
+        model.close()
 
 
 async def test_a_full_disk_is_said(tmp_path: Path) -> None:
