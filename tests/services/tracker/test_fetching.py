@@ -42,6 +42,11 @@ def test_what_is_no_source(source: Node) -> None:
     assert all(draft.node_id != "f" for draft in result.drafts)
 
 
+def test_stubs_stand_in_while_nobody_real_could_hold_the_model() -> None:
+    stub = replace(node("s", 10 * MB), stub=True)
+    assert loads(plan([stub, fetcher("f", 10 * MB)], [MODEL])) == [("s", "0-10")]
+
+
 @pytest.mark.parametrize("change", [{"draining": True}, {"alive": False}])
 def test_a_source_that_is_on_its_way_out_is_one(change: dict[str, bool]) -> None:
     source = replace(node("s", 10 * MB, shards=[shard(0, 10)]), **change)  # type: ignore[arg-type]
