@@ -162,6 +162,17 @@ def test_a_node_that_found_no_source_is_asked_again_when_something_changed(again
     assert mesh.room("f")[2] is None, "it says nothing of memory"
 
 
+def test_a_source_that_came_while_a_node_was_looking_is_not_missed() -> None:
+    mesh = make_mesh("m")
+    join(mesh, "s", room=-KV_ROOM)
+    (directive,) = join_fetcher(mesh, "f").directives
+    mesh.leave("s", "i", LATER)
+    join(mesh, "s", room=-KV_ROOM)
+    again = fail(mesh, directive, FailureKind.NO_SOURCE)
+    assert brief(again.directives) == [("f", "LOAD_SHARD", "0-30")]
+    assert fail(mesh, again.directives[0], FailureKind.NO_SOURCE).directives == ()
+
+
 class SourcesComeAndGo(RuleBasedStateMachine):
     """Nodes join, leave and obey in any order; weights of two revisions are about."""
 
