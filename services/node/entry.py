@@ -14,6 +14,7 @@ from services.node.core.in_flight import InFlight
 from services.node.core.work import SessionKey
 from services.node.forwarding import Forwarding
 from services.node.generation import Emitted, GenerationRequest, Sequence, check_request
+from services.node.lane import Lanes
 from services.node.prober import Prober
 
 # Tokens that may wait for a slow reader of the stream before its generation pauses.
@@ -35,6 +36,7 @@ class EntryPoint:
         self._turn = asyncio.Lock()
         self._num_waiting = 0
         self._in_flight = InFlight()
+        self._lanes = Lanes(forwarding)
 
     @property
     def num_running(self) -> int:
@@ -79,7 +81,7 @@ class EntryPoint:
         route = self._prober.route(request.model_id, Wish(spread, self._in_flight.unseen(time.monotonic()), num_tokens))
         ledger = self._forwarding.sessions.ledger(request.model_id)
         check_request(request, self._prober.deployed(request.model_id), ledger.capacity_tokens)
-        sequence = Sequence(request, route, self._forwarding)
+        sequence = Sequence(request, route, self._forwarding, self._lanes)
         self._in_flight.begin(request.request_id, route, time.monotonic())
         try:
             await self._admit(sequence.key, num_tokens)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import Sequence
@@ -50,11 +51,19 @@ class Forwarding:
         returns = frame.positions if frame.returns is None else frame.returns
         # What is sent on must be whole; what is answered is what was asked for.
         num_returned = frame.positions if frame.route else returns
-        segments = tuple(
+        segments = [
             Segment(piece.key, position, piece.num_tokens, num_returned)
             for piece, position in zip(pieces, positions, strict=True)
-        )
-        hidden = await self.run(ForwardWork(model_id, layers, segments, body))
+        ]
+        rows = memoryview(body).cast("B")
+        row_bytes = rows.nbytes // frame.rows
+        # A work for each row, so that one that cannot be run does not take the others with it.
+        works = [
+            ForwardWork(model_id, layers, (segment,), rows[index * row_bytes : (index + 1) * row_bytes])
+            for index, segment in enumerate(segments)
+        ]
+        outputs = await self.run_all(works)
+        hidden = outputs[0] if len(outputs) == 1 else b"".join(outputs)
         if frame.route:
             self._check_still_open(pieces)
             hidden = await self.send_on(replace(frame, model=model_id, cached=positions), frame.route, hidden)
@@ -79,12 +88,22 @@ class Forwarding:
 
     async def run(self, work: ForwardWork | PromptWork) -> Buffer:
         """The work's result. Its sessions are closed here if the step fails: what they have cached is unknown."""
+        return (await self.run_all([work]))[0]
+
+    async def run_all(self, works: Sequence[ForwardWork | PromptWork]) -> list[Buffer]:
+        """The results of works that belong into one step, if it has room for all. Raises the first error among them."""
+        futures = self.runner.submit_all(works)
         try:
-            result: Buffer = await self.runner.submit(work)
-        except Exception:
-            self.close([segment.key for segment in work.segments])
+            await asyncio.wait(futures)
+        except asyncio.CancelledError:
+            for future in futures:
+                future.cancel()
             raise
-        return result
+        failed = [(work, error) for work, future in zip(works, futures, strict=True) if (error := future.exception())]
+        if failed:
+            self.close([segment.key for work, _ in failed for segment in work.segments])
+            raise failed[0][1]
+        return [future.result() for future in futures]
 
     async def send_on(self, frame: FrameHeaders, route: tuple[Hop, ...], hidden: Buffer) -> Buffer:
         """Sends what this node made of a frame to the next hop and returns what the route answers."""

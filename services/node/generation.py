@@ -18,6 +18,7 @@ from meshnet.wire import FrameHeaders
 from services.node.core.sessions import Piece
 from services.node.core.work import Buffer, PromptWork, SampleWork, Sampling, Segment, SessionKey
 from services.node.forwarding import Forwarding
+from services.node.lane import Lanes
 
 CHUNK_TOKENS = 128
 # Chunks of one prompt under way at once: enough to keep a long pipeline full, few enough to bound its memory.
@@ -81,9 +82,13 @@ class Sequence:
     `route` begins with this node. The session must have been opened in the session table.
     """
 
-    def __init__(self, request: GenerationRequest, route: tuple[Hop, ...], forwarding: Forwarding) -> None:
+    def __init__(
+        self, request: GenerationRequest, route: tuple[Hop, ...], forwarding: Forwarding, lanes: Lanes
+    ) -> None:
         self._request = request
         self._forwarding = forwarding
+        self._lanes = lanes
+        self._route = route
         self._node_id = route[0].node_id
         self._layers = route[0].layers
         self._behind = route[1:]
@@ -94,15 +99,18 @@ class Sequence:
     async def tokens(self) -> AsyncIterator[Emitted]:
         """New tokens as they are drawn; the last one has a finish reason."""
         hidden = await self._prefill(self._request.prompt)
-        position = len(self._request.prompt)
-        for count in range(1, self._request.max_new_tokens + 1):
-            token = await self._sample(hidden)
-            reason = self._finish_reason(token, count)
-            yield Emitted(token, reason)
-            if reason:
-                return
-            hidden = await self._step((token,), position, chunk=(0, 1))
-            position += 1
+        first = len(self._request.prompt) - 1
+        lane = self._lanes.join(self._request.model_id, self._route)
+        try:
+            for count in range(1, self._request.max_new_tokens + 1):
+                token = await self._sample(hidden)
+                reason = self._finish_reason(token, count)
+                yield Emitted(token, reason)
+                if reason:
+                    return
+                hidden = await lane.step(self.key, token, first + count)
+        finally:
+            self._lanes.leave(self._request.model_id, self._route)
 
     def _finish_reason(self, token: int, count: int) -> FinishReason | None:
         if token in self._request.stop_token_ids:
@@ -127,10 +135,6 @@ class Sequence:
             for task in under_way:
                 task.cancel()
             await asyncio.gather(*under_way, return_exceptions=True)
-
-    async def _step(self, tokens: tuple[int, ...], position: int, chunk: tuple[int, int]) -> Buffer:
-        local = await self._run_local(tokens, position, last=True)
-        return await self._send_on(local, len(tokens), position, chunk)
 
     async def _run_local(self, tokens: tuple[int, ...], position: int, *, last: bool) -> Buffer:
         await self._forwarding.accept([Piece(self.key, position, len(tokens))], first_chunk=True)

@@ -16,6 +16,7 @@ from meshnet.topology import DeployedModel, RouteProbe, Topology
 from services.node.core.probing import Probe, ProbeTable
 from services.node.forwarding import Forwarding
 from services.node.generation import GenerationRequest, Sequence
+from services.node.lane import Lanes
 
 log = logging.getLogger(__name__)
 
@@ -48,6 +49,8 @@ class Prober:
         self._on_outcome = on_outcome
         self._told: tuple[RouteProbe, ...] = ()
         self._news = asyncio.Event()
+        # Its own: a token of a probe is never in a frame with those of people.
+        self._lanes = Lanes(forwarding)
 
     async def run(self) -> None:
         """Probes for ever. Call `wake` when the topology has changed."""
@@ -131,7 +134,7 @@ class Prober:
     async def _send_token(self, probe: Probe) -> float:
         """As a generation of one token does. Returns the seconds until it was back; its session is freed after that."""
         request = GenerationRequest(str(uuid.uuid4()), probe.model_id, PROMPT, max_new_tokens=1)
-        sequence = Sequence(request, probe.route, self._forwarding)
+        sequence = Sequence(request, probe.route, self._forwarding, self._lanes)
         started = time.monotonic()
         self._forwarding.sessions.open(sequence.key, len(PROMPT) + 1, started)
         try:

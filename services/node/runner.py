@@ -51,11 +51,15 @@ class Runner:
 
     def submit(self, work: Work) -> asyncio.Future[Any]:
         """Queues work for a coming step. The future has its result, or the error that it ended in."""
-        future: asyncio.Future[Any] = self._loop.create_future()
+        return self.submit_all([work])[0]
+
+    def submit_all(self, works: Sequence[Work]) -> list[asyncio.Future[Any]]:
+        """Queues works at once, so that no step begins with some of them only."""
+        waiting = [_Waiting(work, self._loop.create_future()) for work in works]
         with self._wake:
-            self._queue.append(_Waiting(work, future))
+            self._queue.extend(waiting)
             self._wake.notify()
-        return future
+        return [one.future for one in waiting]
 
     def call(self, function: Callable[[], Any]) -> asyncio.Future[Any]:
         """Runs a function in the thread, between two steps and before the next one."""

@@ -1,0 +1,165 @@
+"""Decode steps of the sessions on one route: a frame for as many at a time as keeps all stages at work."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from meshnet.errors import HopFailure
+from meshnet.routing import Route
+from meshnet.wire import BYTES_PER_ELEMENT, FrameHeaders
+from services.node.core.lanes import rows_for_next_frame
+from services.node.core.sessions import Piece
+from services.node.core.work import Buffer, PromptWork, Segment, SessionKey
+from services.node.forwarding import Forwarding
+
+# A frame that is not back by then is stuck, and those in it are lost anyway.
+GIVE_UP_SECONDS = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """A token that a session has drawn, and whoever waits for what the route makes of it."""
+
+    key: SessionKey
+    token: int
+    position: int
+    output: asyncio.Future[Buffer]
+
+
+class Lane:
+    """`route` begins with this node."""
+
+    def __init__(self, model_id: str, route: Route, forwarding: Forwarding) -> None:
+        self._model_id = model_id
+        self._route = route
+        self._forwarding = forwarding
+        self._num_sessions = 0
+        self._ready: deque[_Row] = deque()
+        self._frames: set[asyncio.Task[None]] = set()
+        self._is_due = False
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._num_sessions
+
+    def join(self) -> None:
+        """One more session decodes here."""
+        self._num_sessions += 1
+
+    def leave(self) -> None:
+        self._num_sessions -= 1
+        self._wake()
+
+    async def step(self, key: SessionKey, token: int, position: int) -> Buffer:
+        """Runs one token of a session through the route: bfloat16 `[1, hidden]`. Raises what the route failed with.
+
+        A session that is cancelled meanwhile waits until its frame is back: freed on the way, it would take the others
+        in the frame with it.
+        """
+        row = _Row(key, token, position, asyncio.get_running_loop().create_future())
+        # Nobody may be there any more to hear of an error.
+        row.output.add_done_callback(lambda output: output.cancelled() or output.exception())
+        self._ready.append(row)
+        self._wake()
+        try:
+            return await asyncio.shield(row.output)
+        except asyncio.CancelledError:
+            await self._give_up(row)
+            raise
+
+    async def _give_up(self, row: _Row) -> None:
+        if row in self._ready:
+            self._ready.remove(row)
+        elif not row.output.done():
+            await asyncio.wait([row.output], timeout=GIVE_UP_SECONDS)
+
+    def _wake(self) -> None:
+        """Those whose tokens were drawn in the same step become ready one after the other, and leave together."""
+        if not self._is_due:
+            self._is_due = True
+            asyncio.get_running_loop().call_soon(self._send_ready)
+
+    def _send_ready(self) -> None:
+        self._is_due = False
+        while count := rows_for_next_frame(len(self._ready), self._num_sessions, len(self._frames), len(self._route)):
+            rows = [self._ready.popleft() for _ in range(count)]
+            task = asyncio.create_task(self._run(rows))
+            self._frames.add(task)
+            task.add_done_callback(self._frame_is_back)
+
+    def _frame_is_back(self, task: asyncio.Task[None]) -> None:
+        self._frames.discard(task)
+        self._wake()
+
+    async def _run(self, rows: Sequence[_Row]) -> None:
+        """Never raises: each row learns what became of it."""
+        try:
+            outputs = await self._forward(rows)
+        except (HopFailure, asyncio.CancelledError) as error:
+            _fail(rows, error)
+        except Exception as error:
+            if len(rows) == 1:
+                _fail(rows, error)
+            else:
+                # One of them may be the reason. A step that is run again is cut back first, so it does no harm.
+                await asyncio.gather(*(self._run([row]) for row in rows))
+        else:
+            for row, output in zip(rows, outputs, strict=True):
+                if not row.output.done():
+                    row.output.set_result(output)
+
+    async def _forward(self, rows: Sequence[_Row]) -> Sequence[Buffer]:
+        forwarding = self._forwarding
+        await forwarding.accept([Piece(row.key, row.position, 1) for row in rows], first_chunk=True)
+        outputs = await forwarding.run_all(
+            [
+                PromptWork(self._model_id, row.key.layers, (Segment(row.key, row.position, 1, 1),), (row.token,))
+                for row in rows
+            ]
+        )
+        if len(self._route) == 1:
+            return outputs
+        frame = FrameHeaders(
+            rows=len(rows),
+            positions=1,
+            hidden=memoryview(outputs[0]).nbytes // BYTES_PER_ELEMENT,
+            sessions=tuple(row.key.session for row in rows),
+            model=self._model_id,
+            cached=tuple(row.position for row in rows),
+            returns=1,
+            entry=self._route[0].node_id,
+        )
+        hidden = memoryview(await forwarding.send_on(frame, self._route[1:], b"".join(outputs))).cast("B")
+        size = hidden.nbytes // len(rows)
+        return [hidden[start : start + size] for start in range(0, hidden.nbytes, size)]
+
+
+class Lanes:
+    """Those of one entry node, by model and route; they come and go with the sessions in them."""
+
+    def __init__(self, forwarding: Forwarding) -> None:
+        self._forwarding = forwarding
+        self._lanes: dict[tuple[str, Route], Lane] = {}
+
+    def join(self, model_id: str, route: Route) -> Lane:
+        """The lane of a route, with one more session in it."""
+        lane = self._lanes.get((model_id, route))
+        if lane is None:
+            lane = self._lanes[model_id, route] = Lane(model_id, route, self._forwarding)
+        lane.join()
+        return lane
+
+    def leave(self, model_id: str, route: Route) -> None:
+        lane = self._lanes[model_id, route]
+        lane.leave()
+        if lane.is_empty:
+            del self._lanes[model_id, route]
+
+
+def _fail(rows: Sequence[_Row], error: BaseException) -> None:
+    for row in rows:
+        if not row.output.done():
+            row.output.set_exception(error)
