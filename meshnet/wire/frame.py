@@ -28,6 +28,7 @@ LAYERS: Final = "X-Meshnet-Layers"
 ROUTE: Final = "X-Meshnet-Route"
 RETURN: Final = "X-Meshnet-Return"
 ENTRY: Final = "X-Meshnet-Entry"
+TICKET: Final = "X-Meshnet-Ticket"
 
 # Of error answers only.
 CACHED_LENGTH: Final = "X-Meshnet-Cached-Length"
@@ -59,7 +60,8 @@ class FrameHeaders:
     `sessions` are lower-case UUIDs, one a row. `cached` is, for each row, the number of tokens in the session's
     KV cache before this frame (None: what is cached). `layers` is what the sender expects this hop to run (None:
     its shard), `route` the hops after it. `returns` is how many trailing positions come back (None: all). `entry`
-    is the node at which the sessions begin (None: not said).
+    is the node at which the sessions begin (None: not said). `ticket`: what comes back goes straight from the last hop
+    to the entry, which knows it by this (None: it goes back through the hops).
 
     `parse_headers` checks what strangers send; who builds one in code answers for its values.
     """
@@ -77,6 +79,7 @@ class FrameHeaders:
     route: tuple[Hop, ...] = ()
     returns: int | None = None
     entry: str | None = None
+    ticket: str | None = None
 
     @property
     def elements(self) -> int:

@@ -33,6 +33,7 @@ from meshnet.wire.frame import (
     ROUTE,
     SESSION,
     SHAPE,
+    TICKET,
     VERSION,
     WIRE_VERSION,
     Encoding,
@@ -40,6 +41,7 @@ from meshnet.wire.frame import (
 )
 
 _UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
+_TICKET = re.compile(r"[0-9a-f]{32}")
 _MAX_DIGITS = 10
 _MAX_SHOWN = 80
 
@@ -83,6 +85,8 @@ def format_headers(frame: FrameHeaders) -> dict[str, str]:
         headers[RETURN] = str(frame.returns)
     if frame.entry is not None:
         headers[ENTRY] = frame.entry
+    if frame.ticket is not None:
+        headers[TICKET] = frame.ticket
     return headers
 
 
@@ -133,6 +137,7 @@ def _parse(headers: Mapping[str, str], min_positions: int) -> FrameHeaders:
         route=parse_route(fields.get(_key(ROUTE), "")),
         returns=None if returns is None else _integer(RETURN, returns, 0, positions),
         entry=_parse_entry(fields.get(_key(ENTRY))),
+        ticket=_parse_ticket(fields.get(_key(TICKET))),
     )
 
 
@@ -140,7 +145,7 @@ _LOWER = {
     name: name.lower()
     for name in (
         SHAPE, DTYPE, SESSION, CHUNK_INDEX, CHUNK_TOTAL, ENCODING, VERSION, MODEL, POSITION, LAYERS, ROUTE, RETURN,
-        ENTRY,
+        ENTRY, TICKET,
     )
 }  # fmt: skip
 _key = _LOWER.__getitem__
@@ -237,6 +242,12 @@ def _parse_model(text: str | None) -> str | None:
 def _parse_entry(text: str | None) -> str | None:
     if text is not None and not NODE_ID.fullmatch(text):
         raise _bad(ENTRY, text, "is not a node id")
+    return text
+
+
+def _parse_ticket(text: str | None) -> str | None:
+    if text is not None and not _TICKET.fullmatch(text):
+        raise _bad(TICKET, text, "is not 32 hexadecimal digits")
     return text
 
 

@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
-from meshnet.errors import BadFrame, Draining, PositionMismatch
+from meshnet.errors import BadFrame, Draining, NextHopFailed, PositionMismatch
 from meshnet.model import LayerRange
 from meshnet.topology import Hop
 from meshnet.wire import FrameHeaders
@@ -18,7 +18,11 @@ from services.node.core.sessions import Piece, SessionTable
 from services.node.core.shards import ShardTable
 from services.node.core.work import Buffer, ForwardWork, FreeWork, PromptWork, Segment, SessionKey
 from services.node.peers import Peers
+from services.node.returns import Returns
 from services.node.runner import Runner
+
+# What was sent by ticket comes before or with the word that it was sent.
+DELIVERY_SECONDS = 5.0
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +38,9 @@ class Forwarding:
         self.runner = runner
         self.peers = peers
         self.changes = Changes()
+        self.returns = Returns()
         self.draining = False
+        self._confirming: set[asyncio.Future[Buffer]] = set()
         self._reorder_timeout = reorder_timeout
 
     async def forward(self, frame: FrameHeaders, body: Buffer) -> tuple[FrameHeaders, Buffer]:
@@ -64,11 +70,14 @@ class Forwarding:
         ]
         outputs = await self.run_all(works)
         hidden = outputs[0] if len(outputs) == 1 else b"".join(outputs)
+        answer = FrameHeaders(frame.rows, returns, frame.hidden, frame.sessions, frame.chunk_index, frame.chunk_total)
         if frame.route:
             self._check_still_open(pieces)
             hidden = await self.send_on(replace(frame, model=model_id, cached=positions), frame.route, hidden)
-        answer = replace(frame, positions=returns, layers=None, route=(), returns=None, cached=None, model=None)
-        return replace(answer, entry=None), hidden
+        elif frame.ticket and frame.entry and await self.peers.deliver(frame.entry, frame.ticket, answer, hidden):
+            hidden = b""
+        # What the entry node has already does not go back through the hops.
+        return (answer if memoryview(hidden).nbytes else replace(answer, positions=0)), hidden
 
     async def accept(self, pieces: Sequence[Piece], *, first_chunk: bool, entry: str | None = None) -> tuple[int, ...]:
         """The positions of a frame's pieces, once the chunks before it have been handed over.
@@ -106,9 +115,41 @@ class Forwarding:
         return [future.result() for future in futures]
 
     async def send_on(self, frame: FrameHeaders, route: tuple[Hop, ...], hidden: Buffer) -> Buffer:
-        """Sends what this node made of a frame to the next hop and returns what the route answers."""
+        """Sends what this node made of a frame to the next hop and returns what the route answers: nothing, if that
+        went to the entry node by ticket."""
         onward = replace(frame, layers=route[0].layers, route=route[1:])
         return await self.peers.send(route[0], onward, hidden)
+
+    async def send_and_return(self, frame: FrameHeaders, route: tuple[Hop, ...], hidden: Buffer) -> Buffer:
+        """As `send_on`, for a frame that begins here. What comes back of a longer route comes straight from its end,
+        while failures come from where they are, through the hops before."""
+        if len(route) == 1 or not frame.returns:
+            return await self.send_on(frame, route, hidden)
+        with self.returns.expect(frame.rows, frame.returns, frame.hidden) as expected:
+            sending = asyncio.ensure_future(self.send_on(replace(frame, ticket=expected.ticket), route, hidden))
+            try:
+                await asyncio.wait([sending, expected.outcome], return_when=asyncio.FIRST_COMPLETED)
+                if not expected.outcome.done():
+                    if memoryview(answered := sending.result()).nbytes:
+                        return answered
+                    # It was delivered, and is only behind in line.
+                    await asyncio.wait([expected.outcome], timeout=DELIVERY_SECONDS)
+                if not expected.outcome.done():
+                    raise NextHopFailed(
+                        f"node {route[-1].node_id} says that it answered, and did not", route[-1].node_id
+                    )
+                return expected.outcome.result()
+            finally:
+                if expected.outcome.done() and not expected.outcome.cancelled():
+                    self._confirm(sending)
+                else:
+                    sending.cancel()
+
+    def _confirm(self, sending: asyncio.Future[Buffer]) -> None:
+        """The hops have yet to say that they are done, which nobody needs to wait for."""
+        self._confirming.add(sending)
+        sending.add_done_callback(self._confirming.discard)
+        sending.add_done_callback(lambda done: done.cancelled() or done.exception())
 
     def close(self, keys: Sequence[SessionKey]) -> None:
         """Forgets sessions here and frees their KV caches, after the work that they still have queued."""

@@ -157,7 +157,7 @@ class Sequence:
             returns=int(chunk[0] + 1 == chunk[1]),
             entry=self._node_id,
         )
-        return await self._forwarding.send_on(frame, self._behind, hidden)
+        return await self._forwarding.send_and_return(frame, self._behind, hidden)
 
     async def _sample(self, hidden: Buffer) -> int:
         work = SampleWork(self._request.model_id, hidden, self._request.sampling, self._random.random())

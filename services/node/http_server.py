@@ -1,5 +1,5 @@
-"""The HTTP face of a node: POST /forward, DELETE /sessions/{uuid}, POST /echo, GET /health, and weights for other nodes
-(see file_server). It only translates."""
+"""The HTTP face of a node: POST /forward and /returns/{ticket}, DELETE /sessions/{uuid}, POST /echo, GET /health, and
+weights for other nodes (see file_server). It only translates."""
 
 from __future__ import annotations
 
@@ -46,6 +46,7 @@ class HttpServer:
         self._health = health
         app = web.Application(middlewares=[self._errors])
         app.router.add_post("/forward", self._forward)
+        app.router.add_post("/returns/{ticket}", self._take_return)
         app.router.add_delete("/sessions/{session}", self._free)
         app.router.add_post("/echo", self._echo)
         app.router.add_get("/health", self._get_health)
@@ -81,6 +82,15 @@ class HttpServer:
         answer, hidden = await self._forwarding.forward(replace(frame, encoding=None), body)
         answer = replace(answer, encoding=frame.encoding)
         return web.Response(body=wire.encode_body(hidden, answer.encoding), headers=wire.format_headers(answer))
+
+    async def _take_return(self, request: web.Request) -> web.Response:
+        """What the last hop of a route made of a frame that began here."""
+        ticket, frame = request.match_info["ticket"], wire.parse_response_headers(request.headers)
+        returns = self._forwarding.returns
+        returns.check(ticket, frame)
+        body = await self._read_body(request, wire.max_body_bytes(frame))
+        returns.deliver(ticket, wire.decode_body(frame, body))
+        return web.Response(status=204, headers={wire.VERSION: str(wire.WIRE_VERSION)})
 
     async def _free(self, request: web.Request) -> web.Response:
         session = wire.parse_session(request.match_info["session"])

@@ -132,7 +132,7 @@ class Lane:
             returns=1,
             entry=self._route[0].node_id,
         )
-        hidden = memoryview(await forwarding.send_on(frame, self._route[1:], b"".join(outputs))).cast("B")
+        hidden = memoryview(await forwarding.send_and_return(frame, self._route[1:], b"".join(outputs))).cast("B")
         size = hidden.nbytes // len(rows)
         return [hidden[start : start + size] for start in range(0, hidden.nbytes, size)]
 

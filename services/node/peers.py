@@ -19,6 +19,8 @@ from services.node.http_errors import error_from_answer
 MAX_ERROR_BYTES = 64 << 10
 CONNECT_TIMEOUT = 5.0
 FREE_TIMEOUT = 5.0
+# Longer than a body takes on a slow link; the entry node may be one that is not to be reached from here.
+DELIVER_TIMEOUT = 10.0
 ECHO_TIMEOUT = 10.0
 
 
@@ -86,6 +88,24 @@ class Peers:
         finally:
             self._under_way.discard(under_way)
 
+    async def deliver(self, node_id: str, ticket: str, frame: FrameHeaders, hidden: Buffer) -> bool:
+        """Brings what comes back of a frame straight to the node where it began. Returns whether it got there: if not,
+        it goes the way that the frame came."""
+        frame = replace(frame, encoding=self._compression)
+        try:
+            async with (
+                asyncio.timeout(DELIVER_TIMEOUT),
+                self._http.post(
+                    self._url(node_id, f"/returns/{ticket}"),
+                    data=wire.encode_body(hidden, frame.encoding),
+                    headers=wire.format_headers(frame),
+                    allow_redirects=False,
+                ) as answer,
+            ):
+                return answer.status == 204
+        except (TimeoutError, aiohttp.ClientError, OSError, MeshnetError):
+            return False
+
     def node_lost(self, lost: LostNode) -> None:
         """Ends all that waits for an answer that would come through this node."""
         self._used.pop(lost.node_id, None)
@@ -132,7 +152,8 @@ class Peers:
         try:
             frame = wire.parse_response_headers(answer.headers)
             returns = sent.positions if sent.returns is None else sent.returns
-            if (frame.rows, frame.positions, frame.hidden) != (sent.rows, returns, sent.hidden):
+            expected = (returns, 0) if sent.ticket else (returns,)
+            if (frame.rows, frame.hidden) != (sent.rows, sent.hidden) or frame.positions not in expected:
                 raise BadFrame(f"shape {frame.rows},{frame.positions},{frame.hidden} is not what was asked for")
             if (answer.content_length or 0) > wire.max_body_bytes(frame):
                 raise BadFrame(f"a body of {answer.content_length} bytes is too long")

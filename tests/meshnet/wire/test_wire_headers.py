@@ -33,6 +33,7 @@ NAMES = [
     wire.ROUTE,
     wire.RETURN,
     wire.ENTRY,
+    wire.TICKET,
 ]
 
 
@@ -65,6 +66,7 @@ def frames(draw: st.DrawFn, min_positions: int = 1) -> FrameHeaders:
         route=tuple(draw(hops)),
         returns=draw(st.none() | st.integers(0, positions)),
         entry=draw(st.none() | node_ids),
+        ticket=draw(st.none() | st.from_regex(r"[0-9a-f]{32}", fullmatch=True)),
     )
 
 
@@ -172,6 +174,8 @@ def test_the_largest_batch_fits_its_own_limits() -> None:
         (wire.RETURN, ""),
         (wire.ENTRY, ""),
         (wire.ENTRY, "10.0.0.1:80"),
+        (wire.TICKET, ""),
+        (wire.TICKET, "../forward"),
         ("Content-Type", "text/plain"),
         ("Content-Type", "application/x-www-form-urlencoded"),
         ("Content-Type", ""),
@@ -222,6 +226,7 @@ def test_a_header_given_twice_is_refused(name: str) -> None:
         route=(Hop("node-b", LayerRange(8, 9)),),
         returns=1,
         entry="node-a",
+        ticket="0" * 32,
     )
     headers = CIMultiDict(wire.format_headers(frame))
     headers.add(name, headers[name])
