@@ -15,7 +15,7 @@ from meshnet.model import LayerRange, ModelManifest
 from meshnet.sizes import format_size
 from services.node.config import NodeConfig
 from services.node.core.work import LoadedShard, ShardSpec
-from services.node.core.workspace import predict_workspace_bytes
+from services.node.core.workspace import largest_step, predict_workspace_bytes
 from services.node.files.manifest import read_manifest
 from services.node.forwarding import Forwarding
 
@@ -160,12 +160,12 @@ class DirectiveWorker:
         trial = runner.executor.trial(shard)
         if trial is None:
             return None
-        longest = min(spec.kv_tokens, manifest.context_length)
+        layer = largest_step(manifest, spec.layers, spec.quantization, spec.kv_tokens)
         try:
-            measured: int | None = await runner.call(lambda: trial.workspace_bytes(longest))
+            measured: int | None = await runner.call(lambda: trial.workspace_bytes(spec.kv_tokens, layer))
         finally:
             await runner.call(trial.close)
-        predicted = predict_workspace_bytes(manifest, spec.quantization, longest, entry=spec.layers.start == 0)
+        predicted = _predicted_workspace(spec)
         log.info(
             "layers %s of %s take %s of weights (predicted %s), %s of KV cache (predicted %s), "
             "their steps %s of workspace (predicted %s)",
@@ -281,6 +281,12 @@ class DirectiveWorker:
         while len(self._known) > MAX_REMEMBERED:
             self._known.pop(next(iter(self._known)))
         await self._report(advanced)
+
+
+def _predicted_workspace(spec: ShardSpec) -> int:
+    return predict_workspace_bytes(
+        spec.manifest, spec.quantization, spec.kv_tokens, entry=spec.layers.start == 0, layers=spec.layers
+    )
 
 
 def _failure_kind(error: Exception) -> FailureKind:

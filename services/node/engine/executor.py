@@ -29,6 +29,7 @@ from services.node.engine.config import make_config
 from services.node.engine.device import free_bytes, give_back, is_out_of_memory, machine_name
 from services.node.engine.gguf_weights import GgufSource
 from services.node.engine.held_model import HeldModel
+from services.node.engine.kernels import bound_memory, loading
 from services.node.engine.kv_pool import allocate_pools
 from services.node.engine.loading import load_shard
 from services.node.engine.precision import BOUNDARY_DTYPE
@@ -59,6 +60,7 @@ class TorchExecutor:
         self._caches = KvCaches()
         self._threads = threads
         torch.set_num_threads(threads)
+        bound_memory()
 
     @property
     def machine(self) -> str:
@@ -95,8 +97,9 @@ class TorchExecutor:
             raise BadFiles(f"this node has no files of model {model_id!r}")
         try:
             # First of all, so that a node that cannot keep the promise reads nothing.
-            kv = allocate_pools(spec.manifest, spec.layers, spec.quantization, spec.kv_tokens, self._device)
-            return replace(self._load(self._files[model_id], spec, progress), kv=kv)
+            with loading():
+                kv = allocate_pools(spec.manifest, spec.layers, spec.quantization, spec.kv_tokens, self._device)
+                return replace(self._load(self._files[model_id], spec, progress), kv=kv)
         except LoadFailed:
             raise
         # The one boundary at which the errors of torch, transformers, bitsandbytes and the file formats arrive.

@@ -1,7 +1,7 @@
 """Linear layers at each quantization, made one by one while a shard loads.
 
 All four run on a CPU too: bfloat16 with a weight packed once for oneDNN where that exists, float32 with torch's own
-kernel, int8 and nf4 with the CPU kernels of bitsandbytes.
+kernel, int8 with weights of bitsandbytes and kernels of torch, nf4 with the CPU kernels of bitsandbytes.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ import torch
 from torch import nn
 
 from meshnet.model import Quantization
+from services.node.engine.int8_linear import Int8Linear
+from services.node.engine.kernels import padded
 from services.node.engine.precision import compute_dtype
 from services.node.files.manifest import NF4_BLOCK
 
@@ -46,8 +48,8 @@ class PackedLinear(nn.Module):
         )
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        output: torch.Tensor = torch.ops.mkldnn._linear_pointwise(hidden, self.packed, self.bias, "none", [], "")
-        return output
+        output: torch.Tensor = torch.ops.mkldnn._linear_pointwise(padded(hidden), self.packed, self.bias, "none", [], "")
+        return output[..., : hidden.shape[-2], :]
 
 
 def make_linear(
@@ -58,7 +60,7 @@ def make_linear(
     bias = None if bias is None else bias.to(device, dtype)
     match quantization:
         case Quantization.INT8:
-            return _int8(weight, bias, device)
+            return Int8Linear(weight, bias) if device.type == "cpu" else _int8(weight, bias, device)
         case Quantization.NF4:
             return _nf4(weight, bias, device)
         case Quantization.BFLOAT16 if PackedLinear.is_available(device):

@@ -14,7 +14,8 @@ from meshnet.model import ModelManifest, Quantization
 from services.node.core.work import ShardSpec
 from services.node.engine.exceptions import adapt, compute_buffers
 from services.node.engine.experts import DOWN, GATE_UP, LinearExperts, are_stacked
-from services.node.engine.linear import held_bytes, make_linear, plain_linear
+from services.node.engine.kernels import TiedHead
+from services.node.engine.linear import held_bytes, make_linear
 from services.node.engine.precision import compute_dtype
 from services.node.engine.shard import Entry, HeldLayer, TorchShard
 from services.node.engine.structure import Structure
@@ -88,7 +89,7 @@ class _Loader:
             embedding=embedding,
             positions=positions,
             norm=self._fill_named(self.structure.norm),
-            head=plain_linear(embedding.weight, None) if tied else self._fill_named(self.structure.head),
+            head=TiedHead(embedding.weight) if tied else self._fill_named(self.structure.head),
             dtype=self.dtype,
             position_offset=int(getattr(positions, "offset", 0)),
             embedding_scale=self.structure.embedding_scale,

@@ -13,6 +13,7 @@ from meshnet.errors import LoadFailed
 from meshnet.model import ModelManifest, WeightBytes
 from meshnet.model_files import ModelFiles
 from services.node.files.gguf_header import gguf_config, gguf_tensors, open_gguf
+from services.node.files.layer_steps import layer_step
 from services.node.files.model_config import Config, ModelShape, model_shape, read_config
 from services.node.files.safetensors_header import TensorHeader, read_directory
 from services.node.files.support import check_supported
@@ -56,7 +57,8 @@ def read_manifest(files: ModelFiles) -> ModelManifest:
     parts = _sort(tensors, shape)
     _check_layers(parts.layers, shape)
     _check_entry(parts.entry, shape)
-    model_type = "" if files.is_gguf else config["model_type"]
+    # Whatever the model, GGUF files store matrices as [out, in].
+    stored = {**config, "model_type": ""} if files.is_gguf else config
     return ModelManifest(
         model_id=files.model_id,
         revision=_revision(config, tensors, files.path.parent if files.is_gguf else files.path),
@@ -64,9 +66,10 @@ def read_manifest(files: ModelFiles) -> ModelManifest:
         hidden_size=shape.hidden_size,
         vocab_size=shape.vocab_size,
         context_length=shape.context_length,
-        layers=tuple(_layer_bytes(parts.layers[layer], model_type) for layer in range(shape.num_layers)),
+        layers=tuple(_layer_bytes(parts.layers[layer], stored["model_type"]) for layer in range(shape.num_layers)),
         entry=_total(_plain_bytes(tensor) for tensor in parts.entry.values()),
         kv_bytes_per_token=_KV_TENSORS * shape.kv_heads * shape.head_dim * _KV_VALUE_BYTES,
+        steps=tuple(layer_step(parts.layers[layer], layer, stored, shape) for layer in range(shape.num_layers)),
     )
 
 
