@@ -6,8 +6,7 @@ Each row is measured in a process of its own, over what an empty node takes ther
 and has loaded, run and dropped a tiny model of the same kind at the same precision. Weights: the bytes of the tensors
 that are held. Total: how far resident memory goes up until the largest step of the whole model has run. Linux only.
 
-Known: at INT8 on a CPU the C library keeps what bitsandbytes frees in large steps, so that the total is far more than
-predicted: 504 MB for 226 MB of SmolLM2.
+
 """
 
 from __future__ import annotations

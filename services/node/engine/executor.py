@@ -32,7 +32,7 @@ from services.node.engine.held_model import HeldModel
 from services.node.engine.kernels import bound_memory, loading
 from services.node.engine.kv_pool import allocate_pools
 from services.node.engine.loading import load_shard
-from services.node.engine.precision import BOUNDARY_DTYPE
+from services.node.engine.precision import BOUNDARY_DTYPE, half_dtype
 from services.node.engine.sampling import choose
 from services.node.engine.shard import Entry, TorchShard
 from services.node.engine.structure import find_structure
@@ -50,15 +50,23 @@ GIVE_BACK_BYTES = 32 << 20
 class TorchExecutor:
     """Holds shards of the models that this machine has files of, on one device.
 
-    `threads`: CPU threads that torch uses, in the whole process.
+    `threads`: CPU threads that torch uses, in the whole process. `half`: dtype of 16 bits to compute in, default that
+    of the device.
     """
 
-    def __init__(self, models: Mapping[str, ModelFiles], device: str = "cpu", threads: int = 1) -> None:
+    def __init__(
+        self,
+        models: Mapping[str, ModelFiles],
+        device: str = "cpu",
+        threads: int = 1,
+        half: torch.dtype | None = None,
+    ) -> None:
         self._files = dict(models)
         self._device = torch.device(device)
         self._models: dict[str, HeldModel] = {}
         self._caches = KvCaches()
         self._threads = threads
+        self._half = half or half_dtype(self._device)
         torch.set_num_threads(threads)
         bound_memory()
 
@@ -98,7 +106,7 @@ class TorchExecutor:
         try:
             # First of all, so that a node that cannot keep the promise reads nothing.
             with loading():
-                kv = allocate_pools(spec.manifest, spec.layers, spec.quantization, spec.kv_tokens, self._device)
+                kv = allocate_pools(spec.manifest, spec.layers, spec.quantization, spec.kv_tokens, self._device, self._half)
                 return replace(self._load(self._files[model_id], spec, progress), kv=kv)
         except LoadFailed:
             raise
@@ -157,9 +165,9 @@ class TorchExecutor:
             stated = gguf_config(reader)
             structure = find_structure(make_config(stated))
             source = GgufSource(reader, stated, spec.manifest.num_layers)
-            return load_shard(spec, structure, source, self._device, on_bytes)
+            return load_shard(spec, structure, source, self._device, self._half, on_bytes)
         structure = find_structure(make_config(read_config(files)))
-        return load_shard(spec, structure, SafetensorsSource(files, structure.base), self._device, on_bytes)
+        return load_shard(spec, structure, SafetensorsSource(files, structure.base), self._device, self._half, on_bytes)
 
     @torch.inference_mode()
     def _run(self, batch: Sequence[Work]) -> list[Result]:

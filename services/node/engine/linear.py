@@ -53,17 +53,24 @@ class PackedLinear(nn.Module):
 
 
 def make_linear(
-    weight: torch.Tensor, bias: torch.Tensor | None, quantization: Quantization, device: torch.device
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    quantization: Quantization,
+    device: torch.device,
+    half: torch.dtype = torch.bfloat16,
 ) -> nn.Module:
-    """A linear layer that holds `weight` (`[out, in]`, on the CPU) in the way that `quantization` says, on `device`."""
-    dtype = compute_dtype(quantization)
+    """A linear layer that holds `weight` (`[out, in]`, on the CPU) in the way that `quantization` says, on `device`.
+
+    `half` is the device's dtype of 16 bits.
+    """
+    dtype = compute_dtype(quantization, half)
     bias = None if bias is None else bias.to(device, dtype)
     match quantization:
         case Quantization.INT8:
-            return Int8Linear(weight, bias) if device.type == "cpu" else _int8(weight, bias, device)
+            return Int8Linear(weight, bias) if device.type == "cpu" else _int8(weight, bias, device, half)
         case Quantization.NF4:
-            return _nf4(weight, bias, device)
-        case Quantization.BFLOAT16 if PackedLinear.is_available(device):
+            return _nf4(weight, bias, device, half)
+        case Quantization.BFLOAT16 if dtype is torch.bfloat16 and PackedLinear.is_available(device):
             return PackedLinear(weight.to(dtype).contiguous(), bias)
         case _:
             return plain_linear(weight.to(device, dtype).contiguous(), bias)
@@ -78,7 +85,7 @@ def plain_linear(weight: torch.Tensor, bias: torch.Tensor | None) -> nn.Linear:
     return linear
 
 
-def _int8(weight: torch.Tensor, bias: torch.Tensor | None, device: torch.device) -> nn.Module:
+def _int8(weight: torch.Tensor, bias: torch.Tensor | None, device: torch.device, half: torch.dtype) -> nn.Module:
     from bitsandbytes.nn import Int8Params, Linear8bitLt  # seconds to import, and only these shards need it
 
     # It warns at every call that it computes scales in float16.
@@ -93,16 +100,16 @@ def _int8(weight: torch.Tensor, bias: torch.Tensor | None, device: torch.device)
         device="meta",
     )
     linear.weight = Int8Params(weight.contiguous(), requires_grad=False, has_fp16_weights=False)
-    return _placed(linear, bias, device)
+    return _placed(linear, bias, device, half)
 
 
-def _nf4(weight: torch.Tensor, bias: torch.Tensor | None, device: torch.device) -> nn.Module:
+def _nf4(weight: torch.Tensor, bias: torch.Tensor | None, device: torch.device, half: torch.dtype) -> nn.Module:
     from bitsandbytes.nn import Linear4bit, Params4bit  # seconds to import, and only these shards need it
 
     out_features, in_features = weight.shape
     options = {"quant_type": "nf4", "compress_statistics": False}
     linear = Linear4bit(
-        in_features, out_features, bias=bias is not None, compute_dtype=torch.bfloat16, device="meta", **options
+        in_features, out_features, bias=bias is not None, compute_dtype=half, device="meta", **options
     )
     packed, state = _quantize_nf4(weight)
     linear.weight = Params4bit(
@@ -118,7 +125,7 @@ def _nf4(weight: torch.Tensor, bias: torch.Tensor | None, device: torch.device) 
     if out_features % _NF4_PACKED_ROWS or in_features % NF4_BLOCK:
         # It would pack all shapes alike, and fail on these; without packing it dequantizes at each call.
         linear.support_avx512bf16_for_cpu = False
-    return _placed(linear, bias, device)
+    return _placed(linear, bias, device, half)
 
 
 def _quantize_nf4(weight: torch.Tensor) -> tuple[torch.Tensor, Any]:
@@ -140,12 +147,14 @@ def _quantize_nf4(weight: torch.Tensor) -> tuple[torch.Tensor, Any]:
     return torch.cat(packed), state
 
 
-def _placed(linear: nn.Linear, bias: torch.Tensor | None, device: torch.device) -> nn.Module:
+def _placed(
+    linear: nn.Linear, bias: torch.Tensor | None, device: torch.device, half: torch.dtype
+) -> nn.Module:
     if bias is not None:
         linear.bias = nn.Parameter(bias, requires_grad=False)
     linear = linear.to(device).eval()
     # bitsandbytes brings its weights into their final layout at the first call; better now than in a session's step.
-    linear(torch.zeros(1, linear.in_features, dtype=torch.bfloat16, device=device))
+    linear(torch.zeros(1, linear.in_features, dtype=half, device=device))
     return linear
 
 

@@ -27,14 +27,15 @@ def load_shard(
     structure: Structure,
     source: WeightSource,
     device: torch.device,
+    half: torch.dtype,
     on_bytes: Callable[[int], None],
 ) -> TorchShard:
-    """Loads `spec.layers`. `on_bytes` hears of the bytes of each part as it is loaded. Raises LoadFailed.
+    """Loads `spec.layers`, `half` being the device's dtype of 16 bits. `on_bytes` hears of the bytes of each part as it is loaded. Raises LoadFailed.
 
     The modules are taken out of `structure`, which is of no use afterwards.
     """
     _check_model(spec.manifest, structure, source)
-    loader = _Loader(structure, source, spec.quantization, device, on_bytes)
+    loader = _Loader(structure, source, spec.quantization, device, half, on_bytes)
     return TorchShard(
         model_id=spec.manifest.model_id,
         range=spec.layers,
@@ -67,11 +68,12 @@ class _Loader:
     source: WeightSource
     quantization: Quantization
     device: torch.device
+    half: torch.dtype
     on_bytes: Callable[[int], None]
 
     @property
     def dtype(self) -> torch.dtype:
-        return compute_dtype(self.quantization)
+        return compute_dtype(self.quantization, self.half)
 
     def layer(self, index: int) -> HeldLayer:
         name, module = self.structure.layer(index)
@@ -143,7 +145,7 @@ class _Loader:
         bias = None if biases is None else self._read(f"{name}_bias", biases.shape[1:], expert)
         # Those of GPT-OSS are held as [in, out].
         weight = weight.T if getattr(stack, "is_transposed", False) else weight
-        linear = make_linear(weight, bias, quantization, self.device)
+        linear = make_linear(weight, bias, quantization, self.device, self.half)
         self.on_bytes(held_bytes(linear))
         return linear
 
@@ -157,7 +159,7 @@ class _Loader:
         assert bias is None or isinstance(bias, torch.Tensor)
         # Conv1D holds [in, out].
         weight = weight.T if isinstance(module, Conv1D) else weight
-        linear = make_linear(weight, bias, quantization, self.device)
+        linear = make_linear(weight, bias, quantization, self.device, self.half)
         self.on_bytes(held_bytes(linear))
         return linear
 
