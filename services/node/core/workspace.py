@@ -13,8 +13,10 @@ _GAPS = 1.2
 _KERNEL_BYTES = 8 << 20
 # Scores that torch's own kernels do not make: in float32, as they are, with what is added, and as weights.
 _SCORE_BYTES = 4 * 3
-# What is widened to bfloat16 to be multiplied is copied once more by the CPU's kernels. NF4 weights are widened where no
-# kernel takes them as they are.
+# So many of them at a time, though at least those of one token.
+SCORE_VALUES = 1 << 23
+# What is widened to bfloat16 to be multiplied is copied once more by the CPU's kernels. NF4 weights are widened where
+# no kernel takes them as they are.
 _WIDENED_BYTES, _NF4_WIDENED_BYTES = 4, 2
 # INT8 weights are widened so many at a time, and so are those of an LM head that is not a layer of its own.
 INT8_PIECE_VALUES = 1 << 21
@@ -61,7 +63,8 @@ def _layer_bytes(step: LayerStep, quantization: Quantization, longest: int) -> i
     value_bytes = 4 if quantization is Quantization.FLOAT32 else 2
     seen = longest if step.window is None else min(longest, step.window + BLOCK_TOKENS)
     mask = value_bytes * BLOCK_TOKENS * seen
-    scores = _SCORE_BYTES * step.score_heads * BLOCK_TOKENS * seen
+    a_token = step.score_heads * seen
+    scores = _SCORE_BYTES * min(a_token * BLOCK_TOKENS, max(SCORE_VALUES, a_token))
     activations = TOKEN_BUDGET * step.values * value_bytes
     return max(activations + _widened_bytes(step, quantization), scores) + mask
 

@@ -106,7 +106,9 @@ class TorchExecutor:
         try:
             # First of all, so that a node that cannot keep the promise reads nothing.
             with loading():
-                kv = allocate_pools(spec.manifest, spec.layers, spec.quantization, spec.kv_tokens, self._device, self._half)
+                kv = allocate_pools(
+                    spec.manifest, spec.layers, spec.quantization, spec.kv_tokens, self._device, self._half
+                )
                 return replace(self._load(self._files[model_id], spec, progress), kv=kv)
         except LoadFailed:
             raise
@@ -165,9 +167,9 @@ class TorchExecutor:
             stated = gguf_config(reader)
             structure = find_structure(make_config(stated))
             source = GgufSource(reader, stated, spec.manifest.num_layers)
-            return load_shard(spec, structure, source, self._device, self._half, on_bytes)
+            return load_shard(spec, structure, source, self._device, on_bytes, self._half)
         structure = find_structure(make_config(read_config(files)))
-        return load_shard(spec, structure, SafetensorsSource(files, structure.base), self._device, self._half, on_bytes)
+        return load_shard(spec, structure, SafetensorsSource(files, structure.base), self._device, on_bytes, self._half)
 
     @torch.inference_mode()
     def _run(self, batch: Sequence[Work]) -> list[Result]:

@@ -54,7 +54,7 @@ class Int8Linear(nn.Module):
         num_rows, rows = rows.shape[0], padded(rows)
         output = rows.new_empty(num_rows, len(self.weight))
         end = 0
-        for piece in self.weight.split(max(1, _PIECE_VALUES // self.weight.shape[1])):
+        for piece in torch.split(self.weight, max(1, _PIECE_VALUES // self.weight.shape[1])):
             begin, end = end, end + len(piece)
             sums = linear(rows, piece.to(rows.dtype))[:num_rows]
             torch.mul(sums, self.scales[begin:end], out=output[:, begin:end])

@@ -24,6 +24,7 @@ _ROWS = 16
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _STEP_MAPPED_BYTES, _LOAD_MAPPED_BYTES, _TRIMMED_BYTES = 4 << 20, 128 << 10, 16 << 20
 
+
 def bound_memory() -> None:
     """For the whole process, before torch has run anything. What the environment says already is left as it is."""
     for name in _KERNEL_CACHES:
@@ -68,7 +69,7 @@ class TiedHead(nn.Module):
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         if self.weight.device.type != "cpu" or self.weight.dtype is torch.float32:
             return linear(hidden, self.weight)
-        pieces = self.weight.split(max(1, HEAD_PIECE_VALUES // self.weight.shape[1]))
+        pieces = torch.split(self.weight, max(1, HEAD_PIECE_VALUES // self.weight.shape[1]))
         logits = hidden.new_empty(*hidden.shape[:-1], len(self.weight))
         end = 0
         for piece in pieces:

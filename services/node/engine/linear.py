@@ -48,7 +48,9 @@ class PackedLinear(nn.Module):
         )
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        output: torch.Tensor = torch.ops.mkldnn._linear_pointwise(padded(hidden), self.packed, self.bias, "none", [], "")
+        output: torch.Tensor = torch.ops.mkldnn._linear_pointwise(
+            padded(hidden), self.packed, self.bias, "none", [], ""
+        )
         return output[..., : hidden.shape[-2], :]
 
 
@@ -108,9 +110,7 @@ def _nf4(weight: torch.Tensor, bias: torch.Tensor | None, device: torch.device, 
 
     out_features, in_features = weight.shape
     options = {"quant_type": "nf4", "compress_statistics": False}
-    linear = Linear4bit(
-        in_features, out_features, bias=bias is not None, compute_dtype=half, device="meta", **options
-    )
+    linear = Linear4bit(in_features, out_features, bias=bias is not None, compute_dtype=half, device="meta", **options)
     packed, state = _quantize_nf4(weight)
     linear.weight = Params4bit(
         packed,
@@ -147,9 +147,7 @@ def _quantize_nf4(weight: torch.Tensor) -> tuple[torch.Tensor, Any]:
     return torch.cat(packed), state
 
 
-def _placed(
-    linear: nn.Linear, bias: torch.Tensor | None, device: torch.device, half: torch.dtype
-) -> nn.Module:
+def _placed(linear: nn.Linear, bias: torch.Tensor | None, device: torch.device, half: torch.dtype) -> nn.Module:
     if bias is not None:
         linear.bias = nn.Parameter(bias, requires_grad=False)
     linear = linear.to(device).eval()

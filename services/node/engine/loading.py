@@ -27,10 +27,11 @@ def load_shard(
     structure: Structure,
     source: WeightSource,
     device: torch.device,
-    half: torch.dtype,
     on_bytes: Callable[[int], None],
+    half: torch.dtype = torch.bfloat16,
 ) -> TorchShard:
-    """Loads `spec.layers`, `half` being the device's dtype of 16 bits. `on_bytes` hears of the bytes of each part as it is loaded. Raises LoadFailed.
+    """Loads `spec.layers`, `half` being the device's dtype of 16 bits. `on_bytes` hears of the bytes of each part as
+    it is loaded. Raises LoadFailed.
 
     The modules are taken out of `structure`, which is of no use afterwards.
     """

@@ -56,7 +56,9 @@ def test_version_1_counts_what_children_cache(tmp_path: Path) -> None:
     root = machine(tmp_path, "5:cpu,cpuacct:/a\n4:memory:/pod/c\n0::/\n", V1_MOUNT.format(root="/"))
     top = root / "sys/fs/cgroup/memory"
     group(top, limit_in_bytes=UNLIMITED, usage_in_bytes=9 * GB)
-    group(top / "pod", limit_in_bytes=3 * GB, usage_in_bytes=GB, stat=f"inactive_file 5\ntotal_inactive_file {300 * MB}")
+    group(
+        top / "pod", limit_in_bytes=3 * GB, usage_in_bytes=GB, stat=f"inactive_file 5\ntotal_inactive_file {300 * MB}"
+    )
     group(top / "pod/c", limit_in_bytes=2 * GB, usage_in_bytes=GB, stat="total_active_file 7")
     assert group_rooms(root) == [GB + 7, 2300 * MB, UNLIMITED - 9 * GB]
 
@@ -88,8 +90,8 @@ def test_without_groups_the_machine_counts(tmp_path: Path, text: str) -> None:
 def limited_group() -> Iterator[Path]:
     """A memory group inside that of this process, with a limit of 512 MiB."""
     lines = Path("/proc/self/cgroup").read_text().splitlines()
-    (v1,) = [line.split(":", 2)[2] for line in lines if ":memory:" in line] or [None]
-    (v2,) = [line.split(":", 2)[2] for line in lines if line.startswith("0::")] or ["/"]
+    v1 = next((line.split(":", 2)[2] for line in lines if ":memory:" in line), None)
+    v2 = next((line.split(":", 2)[2] for line in lines if line.startswith("0::")), "/")
     top = f"/sys/fs/cgroup/memory{v1}" if v1 else f"/sys/fs/cgroup{v2}"
     folder = Path(top) / f"meshnet-test-{uuid.uuid4().hex[:8]}"
     try:
