@@ -72,7 +72,8 @@ def _layer_bytes(step: LayerStep, quantization: Quantization, longest: int) -> i
 def _widened_bytes(step: LayerStep, quantization: Quantization) -> int:
     match quantization:
         case Quantization.INT8:
-            return _WIDENED_BYTES * min(step.largest_linear, INT8_PIECE_VALUES)
+            # And what comes out is scaled in float32.
+            return _WIDENED_BYTES * min(step.largest_linear, INT8_PIECE_VALUES) + TOKEN_BUDGET * step.values
         case Quantization.NF4:
             return _NF4_WIDENED_BYTES * step.largest_linear
         case _:

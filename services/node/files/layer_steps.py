@@ -26,7 +26,7 @@ def layer_step(tensors: Mapping[str, TensorHeader], layer: int, config: Config, 
     in_out = _IN_OUT.get(config["model_type"])
     widest = largest = 0
     for name, tensor in tensors.items():
-        if len(tensor.shape) not in (2, 3):
+        if len(tensor.shape) not in (2, 3) or name.endswith("bias"):
             continue
         height, width = tensor.shape[-2:]
         outputs = width if in_out is not None and in_out.search(name) else height
