@@ -19,8 +19,8 @@ from meshnet.errors import LoadFailed
 from meshnet.model import LayerRange, ModelManifest, Quantization
 from meshnet.model_files import ModelFiles
 from services.node.core.work import LoadedShard, ShardSpec
-from services.node.engine.config import make_config
 from services.node.engine import weights
+from services.node.engine.config import make_config
 from services.node.engine.executor import TorchExecutor
 from services.node.engine.loading import load_shard
 from services.node.engine.structure import find_structure
