@@ -22,8 +22,7 @@ LOADING_OVERHEAD = 48 << 20
     [
         ("llama", Quantization.BFLOAT16),
         ("llama", Quantization.INT8),
-        ("llama", Quantization.NF4),
-        ("qwen3_moe", Quantization.BFLOAT16),
+        ("mixtral", Quantization.BFLOAT16),
     ],
 )
 def test_weights_kv_cache_and_the_total_are_as_predicted(
