@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 
-from meshnet.model import BLOCK_TOKENS, LayerRange, ModelManifest, Quantization, WeightBytes, blocks_for
+from meshnet.model import BLOCK_TOKENS, LayerRange, LayerStep, ModelManifest, Quantization, WeightBytes, blocks_for
 
 # What placement keeps free on every node at least, for the steps.
 LEAST_WORKSPACE_BYTES = 16 << 20
@@ -37,7 +37,14 @@ class Inspection:
         manifest = stated["manifest"]
         layers = tuple(WeightBytes(**layer) for layer in manifest["layers"])
         return Inspection(
-            manifest=ModelManifest(**manifest | {"layers": layers, "entry": WeightBytes(**manifest["entry"])}),
+            manifest=ModelManifest(
+                **manifest
+                | {
+                    "layers": layers,
+                    "entry": WeightBytes(**manifest["entry"]),
+                    "steps": tuple(LayerStep(**step) for step in manifest["steps"]),
+                }
+            ),
             kv_tokens=stated["kv_tokens"],
             workspace=WeightBytes(**stated["workspace"]),
             entry_workspace=WeightBytes(**stated["entry_workspace"]),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from meshnet.errors import InvalidRequest
@@ -98,11 +98,24 @@ class WeightBytes:
 
 
 @dataclass(frozen=True, slots=True)
+class LayerStep:
+    """What a step through a layer holds at once. `values`: of activations, a token. `largest_linear`: weights of its
+    largest linear layer. `score_heads`: heads whose attention scores are held in float32, 0 where no scores are held.
+    `window`: tokens that each sees, None: all."""
+
+    values: int
+    largest_linear: int
+    score_heads: int = 0
+    window: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class ModelManifest:
     """A model as the headers of its weight files describe it.
 
     `layers` has one entry a layer, in order. `entry` is what a shard that starts at layer 0 pays on top:
-    embedding, final norm and LM head. `kv_bytes_per_token` is for one token in one layer, in bfloat16.
+    embedding, final norm and LM head. `kv_bytes_per_token` is for one token in one layer, in bfloat16. `steps` has one
+    entry a layer too, and is known only where the weight files are: it does not travel.
     """
 
     model_id: str
@@ -114,6 +127,7 @@ class ModelManifest:
     layers: tuple[WeightBytes, ...]
     entry: WeightBytes
     kv_bytes_per_token: int
+    steps: tuple[LayerStep, ...] = field(default=(), compare=False)
 
     @property
     def num_layers(self) -> int:

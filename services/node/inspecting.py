@@ -43,11 +43,10 @@ def _hub_manifest(model: HubModel) -> ModelManifest:
 
 
 def inspect(manifest: ModelManifest, kv_tokens: int) -> Inspection:
-    """With the workspace that a node predicts for the longest session that has room."""
-    longest = min(kv_tokens, manifest.context_length)
+    """With the workspace that a node predicts where there is so much room."""
 
     def workspace(*, entry: bool) -> WeightBytes:
-        predicted = {q.value: predict_workspace_bytes(manifest, q, longest, entry=entry) for q in Quantization}
+        predicted = {q.value: predict_workspace_bytes(manifest, q, kv_tokens, entry=entry) for q in Quantization}
         return WeightBytes(**predicted)
 
     return Inspection(manifest, kv_tokens, workspace(entry=False), workspace(entry=True))

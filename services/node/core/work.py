@@ -153,10 +153,10 @@ class Trial(Protocol):
         """Passes one token through the layer, behind a cached chunk. Returns tokens a second."""
         ...
 
-    def workspace_bytes(self, cached_tokens: int) -> int | None:
+    def workspace_bytes(self, kv_tokens: int, layer: int | None = None) -> int | None:
         """Most bytes that the largest step takes at once, beside weights and KV caches; None: this cannot be measured.
 
-        One of its sessions is `cached_tokens` long.
+        There is room for `kv_tokens`, most of them in one session. `layer`: where to measure, default the first.
         """
         ...
 

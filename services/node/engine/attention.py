@@ -16,6 +16,7 @@ from torch import nn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, AttentionMaskInterface
 
+from services.node.core.workspace import SCORE_VALUES
 from services.node.engine.kv_cache import KvCache
 
 ATTENTION = "meshnet"
@@ -135,8 +136,11 @@ def _attend_many(
 ) -> None:
     """Writes the attention of `query` `[1, heads, tokens, head_dim]` to `output` `[tokens, heads, head_dim]`."""
     grouped = query.shape[1] != keys.shape[0]
-    for start in range(0, query.shape[2], _QUERY_ROWS):
-        stop = min(start + _QUERY_ROWS, query.shape[2])
+    step = _QUERY_ROWS
+    if not rules.is_plain:
+        step = min(step, max(1, SCORE_VALUES // (query.shape[1] * keys.shape[1])))
+    for start in range(0, query.shape[2], step):
+        stop = min(start + step, query.shape[2])
         first, end = segment.position + start, segment.position + stop
         begin = rules.first_seen(first)
         window = rules.window if rules.first_seen(end - 1) else None

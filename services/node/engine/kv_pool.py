@@ -68,10 +68,15 @@ class LayerPool:
 
 
 def allocate_pools(
-    manifest: ModelManifest, layers: LayerRange, quantization: Quantization, kv_tokens: int, device: torch.device
+    manifest: ModelManifest,
+    layers: LayerRange,
+    quantization: Quantization,
+    kv_tokens: int,
+    device: torch.device,
+    half: torch.dtype = torch.bfloat16,
 ) -> Mapping[int, LayerPool]:
     """Room for `kv_tokens` tokens in each of these layers. Raises NoRoom, before it takes what is not there."""
-    dtype, num_blocks = compute_dtype(quantization), blocks_for(kv_tokens)
+    dtype, num_blocks = compute_dtype(quantization, half), blocks_for(kv_tokens)
     needed = len(layers) * manifest.kv_bytes(num_blocks * BLOCK_TOKENS, quantization)
     free = free_bytes(device)
     if needed > free:

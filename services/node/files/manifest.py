@@ -10,6 +10,7 @@ from meshnet.errors import LoadFailed
 from meshnet.model import LayerRange, ModelManifest, WeightBytes
 from meshnet.model_files import ModelFiles
 from services.node.files.description import Description, describe
+from services.node.files.layer_steps import layer_step
 from services.node.files.model_config import ModelShape, model_shape
 from services.node.files.safetensors_header import TensorHeader
 
@@ -54,7 +55,8 @@ def manifest_of(model_id: str, description: Description) -> ModelManifest:
     parts = _sort(description.tensors, shape)
     _check_layers(parts.layers, shape)
     _check_entry(parts.entry, shape)
-    model_type = "" if description.is_gguf else config["model_type"]
+    # Whatever the model, GGUF files store matrices as [out, in].
+    stored = {**config, "model_type": ""} if description.is_gguf else config
     return ModelManifest(
         model_id=model_id,
         revision=description.revision(),
@@ -62,9 +64,10 @@ def manifest_of(model_id: str, description: Description) -> ModelManifest:
         hidden_size=shape.hidden_size,
         vocab_size=shape.vocab_size,
         context_length=shape.context_length,
-        layers=tuple(_layer_bytes(parts.layers[layer], model_type) for layer in range(shape.num_layers)),
+        layers=tuple(_layer_bytes(parts.layers[layer], stored["model_type"]) for layer in range(shape.num_layers)),
         entry=_total(_plain_bytes(tensor) for tensor in parts.entry.values()),
         kv_bytes_per_token=_KV_TENSORS * shape.kv_heads * shape.head_dim * _KV_VALUE_BYTES,
+        steps=tuple(layer_step(parts.layers[layer], layer, stored, shape) for layer in range(shape.num_layers)),
     )
 
 

@@ -254,13 +254,16 @@ def run(executor: TorchExecutor, works: Sequence[Any]) -> list[Any]:
 
 @contextmanager
 def mesh(
-    files: ModelFiles, splits: Sequence[LayerRange] | None = None, quantization: Quantization = Quantization.BFLOAT16
+    files: ModelFiles,
+    splits: Sequence[LayerRange] | None = None,
+    quantization: Quantization = Quantization.BFLOAT16,
+    half: torch.dtype | None = None,
 ) -> Iterator[Mesh]:
     """A mesh that holds the whole model. Asserts that nothing is left of its sessions' caches in the end."""
     manifest = read_manifest(files)
     shards = []
     for layers in splits or [manifest.all_layers]:
-        executor = TorchExecutor({files.model_id: files})
+        executor = TorchExecutor({files.model_id: files}, half=half)
         executor.attach(executor.load(ShardSpec(manifest, layers, quantization, 1024), lambda done, total: None))
         shards.append((executor, layers))
     yield Mesh(manifest, shards)
