@@ -174,7 +174,7 @@ class DirectiveWorker:
             format_size(shard.weight_bytes),
             format_size(manifest.weight_bytes(spec.layers, spec.quantization)),
             format_size(shard.kv_bytes),
-            format_size(len(spec.layers) * manifest.kv_bytes(spec.kv_tokens, spec.quantization)),
+            format_size(spec.kv_bytes),
             "an unknown number of bytes" if measured is None else format_size(measured),
             format_size(predicted),
         )
@@ -213,14 +213,17 @@ class DirectiveWorker:
         held = shards.layers(directive.model_id)
         if not held.isdisjoint(directive.layers.layers):
             raise LoadFailed(f"some of layers {directive.layers} are held here already")
-        needed = manifest.shard_bytes(directive.layers, directive.quantization, directive.kv_tokens)
+        spec = ShardSpec(
+            manifest, directive.layers, directive.quantization, directive.kv_tokens, directive.kv_precision
+        )
+        needed = spec.shard_bytes
         free = config.vram_bytes - shards.held_bytes() - (shards.workspace_bytes() or 0)
         if needed > free:
             raise NoRoom(
                 f"layers {directive.layers} with KV cache need {format_size(needed)}, "
                 f"{format_size(max(free, 0))} of the {format_size(config.vram_bytes)} that this node lends are free"
             )
-        return ShardSpec(manifest, directive.layers, directive.quantization, directive.kv_tokens)
+        return spec
 
     async def _report_progress(self, directive: Directive, spec: ShardSpec, done: asyncio.Event) -> None:
         while not done.is_set():

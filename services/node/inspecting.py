@@ -8,7 +8,7 @@ import typer
 
 from meshnet.errors import InvalidRequest, MeshnetError
 from meshnet.inspection import Inspection
-from meshnet.model import ModelManifest, Quantization, WeightBytes
+from meshnet.model import KvPrecision, ModelManifest, Quantization, WeightBytes
 from meshnet.model_files import locate_models
 from services.node.core.workspace import predict_workspace_bytes
 from services.node.files.manifest import read_manifest
@@ -20,19 +20,20 @@ app = typer.Typer(add_completion=False)
 def main(
     model: Annotated[str, typer.Argument(help="ID=PATH or PATH of a Hugging Face directory or a GGUF file.")],
     kv_tokens: Annotated[int | None, typer.Option(help="Default: the model's context length.", min=1)] = None,
+    kv: Annotated[KvPrecision, typer.Option(help="How KV caches are stored.")] = KvPrecision.BFLOAT16,
 ) -> None:
     """Prints a model's Inspection as JSON, or says on standard error why the model cannot be served."""
     try:
         (files,) = locate_models([model]).values()
         manifest = read_manifest(files)
-        typer.echo(inspect(manifest, kv_tokens or manifest.context_length).to_json())
+        typer.echo(inspect(manifest, kv_tokens or manifest.context_length, kv).to_json())
     except (MeshnetError, OSError) as error:
         kind = "" if isinstance(error, InvalidRequest) else f"model {model!r} cannot be served: "
         typer.echo(f"meshnet models inspect: {kind}{error}", err=True)
         raise typer.Exit(1) from None
 
 
-def inspect(manifest: ModelManifest, kv_tokens: int) -> Inspection:
+def inspect(manifest: ModelManifest, kv_tokens: int, kv_precision: KvPrecision = KvPrecision.BFLOAT16) -> Inspection:
     """With the workspace that a node predicts for the longest session that has room."""
     longest = min(kv_tokens, manifest.context_length)
 
@@ -40,7 +41,7 @@ def inspect(manifest: ModelManifest, kv_tokens: int) -> Inspection:
         predicted = {q.value: predict_workspace_bytes(manifest, q, longest, entry=entry) for q in Quantization}
         return WeightBytes(**predicted)
 
-    return Inspection(manifest, kv_tokens, workspace(entry=False), workspace(entry=True))
+    return Inspection(manifest, kv_tokens, workspace(entry=False), workspace(entry=True), kv_precision)
 
 
 if __name__ == "__main__":

@@ -95,7 +95,9 @@ class TorchExecutor:
             raise BadFiles(f"this node has no files of model {model_id!r}")
         try:
             # First of all, so that a node that cannot keep the promise reads nothing.
-            kv = allocate_pools(spec.manifest, spec.layers, spec.quantization, spec.kv_tokens, self._device)
+            kv = allocate_pools(
+                spec.manifest, spec.layers, spec.quantization, spec.kv_tokens, self._device, spec.kv_precision
+            )
             return replace(self._load(self._files[model_id], spec, progress), kv=kv)
         except LoadFailed:
             raise

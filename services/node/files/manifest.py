@@ -67,6 +67,7 @@ def read_manifest(files: ModelFiles) -> ModelManifest:
         layers=tuple(_layer_bytes(parts.layers[layer], model_type) for layer in range(shape.num_layers)),
         entry=_total(_plain_bytes(tensor) for tensor in parts.entry.values()),
         kv_bytes_per_token=_KV_TENSORS * shape.kv_heads * shape.head_dim * _KV_VALUE_BYTES,
+        kv_scales_per_token=_KV_TENSORS * shape.kv_heads,
     )
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from meshnet.model import LayerRange, ModelManifest, Quantization
+from meshnet.model import KvPrecision, LayerRange, ModelManifest, Quantization
 from meshnet.model_files import ModelFiles
 from services.node.core.work import (
     ForwardWork,
@@ -254,14 +254,18 @@ def run(executor: TorchExecutor, works: Sequence[Any]) -> list[Any]:
 
 @contextmanager
 def mesh(
-    files: ModelFiles, splits: Sequence[LayerRange] | None = None, quantization: Quantization = Quantization.BFLOAT16
+    files: ModelFiles,
+    splits: Sequence[LayerRange] | None = None,
+    quantization: Quantization = Quantization.BFLOAT16,
+    kv_precision: KvPrecision = KvPrecision.BFLOAT16,
 ) -> Iterator[Mesh]:
     """A mesh that holds the whole model. Asserts that nothing is left of its sessions' caches in the end."""
     manifest = read_manifest(files)
     shards = []
     for layers in splits or [manifest.all_layers]:
         executor = TorchExecutor({files.model_id: files})
-        executor.attach(executor.load(ShardSpec(manifest, layers, quantization, 1024), lambda done, total: None))
+        spec = ShardSpec(manifest, layers, quantization, 1024, kv_precision)
+        executor.attach(executor.load(spec, lambda done, total: None))
         shards.append((executor, layers))
     yield Mesh(manifest, shards)
     for executor, layers in shards:
