@@ -19,21 +19,21 @@ from services.node.files.manifest import read_manifest
 from tests.services.node.engine.models import MODEL, TINY, mesh, prompt_of, save_model, splits_of, steady
 from tests.services.node.engine.test_parity import (
     KV_TOKENS,
-    LOGITS_TOLERANCE,
-    deviation,
     float32_shards,
     sharded_logits,
     unsharded_logits,
 )
 
-# The largest deviation of a logit, against the largest logit.
-TOLERANCE = 0.02
+# Root mean square of what the logits are off, against their own spread. Rounding what passes from layer to layer to
+# bfloat16, as every mesh does, gives 0.003 to 0.008. Gemma 3's made-up norms make its attention the most sensitive.
+TOLERANCE, GEMMA3_TOLERANCE = 0.02, 0.05
 # Grouped heads, a key for each head, one for all heads, sliding windows, soft-caps, sinks; keys that are large.
-KINDS = (
-    *("llama", "llama-tied-head-dim", "gpt2", "gpt_neox", "falcon-multi-query", "mistral-window", "qwen2-window"),
-    *("gemma2", "gemma3", "gpt_oss", "qwen3_moe", "stablelm"),
-)
+KINDS = ("llama", "gpt2", "falcon-multi-query", "mistral-window", "gemma2", "gemma3", "gpt_oss", "qwen3_moe")
 INT8 = KvFormat(torch.int8, 2 * 3 * 8, 2 * 3)
+
+
+def off(seen: torch.Tensor, wanted: torch.Tensor) -> float:
+    return float((seen - wanted).pow(2).mean().sqrt() / wanted.std())
 
 
 @pytest.fixture(scope="module", params=KINDS)
@@ -42,29 +42,22 @@ def files(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 def test_logits_are_near_those_of_the_unsharded_model(files: ModelFiles) -> None:
-    wanted = unsharded_logits(files)
-    shards = float32_shards(files, (2,), KvPrecision.INT8)
-    seen = deviation(sharded_logits(shards), wanted)
-    assert LOGITS_TOLERANCE < seen < TOLERANCE * max(float(row.abs().max()) for row in wanted)
-    manifest = read_manifest(files)
+    manifest, shards = read_manifest(files), float32_shards(files, (2,), KvPrecision.INT8)
+    seen, wanted = torch.cat(sharded_logits(shards)), torch.cat(unsharded_logits(files))
+    assert 0.001 < off(seen, wanted) < (GEMMA3_TOLERANCE if "Gemma3" in manifest.architecture else TOLERANCE)
+    predicted = manifest.kv_bytes(KV_TOKENS, Quantization.FLOAT32, KvPrecision.INT8)
+    assert predicted < 0.6 * manifest.kv_bytes(KV_TOKENS, Quantization.BFLOAT16)
     for shard in shards:
-        allocated = sum(pool.allocated_bytes for pool in shard.pools.values())
-        predicted = manifest.kv_bytes(KV_TOKENS, Quantization.FLOAT32, KvPrecision.INT8)
-        assert (
-            allocated
-            == len(shard.layers) * predicted
-            < 0.6 * len(shard.layers) * KV_TOKENS * (manifest.kv_bytes_per_token)
-        )
+        assert sum(pool.allocated_bytes for pool in shard.pools.values()) == len(shard.layers) * predicted
 
 
 def test_heads_may_be_attended_for_in_parts(files: ModelFiles, monkeypatch: pytest.MonkeyPatch) -> None:
     """As a session that is long makes it: here each KV head alone."""
-    together = sharded_logits(float32_shards(files, (), KvPrecision.INT8))
+    together = torch.cat(sharded_logits(float32_shards(files, (), KvPrecision.INT8)))
     monkeypatch.setattr(attention, "_VALUES_AT_ONCE", {"cpu": 1})
-    apart = sharded_logits(float32_shards(files, (), KvPrecision.INT8))
-    # What is rounded to another integer moves the logits by more than the order of sums does.
-    assert deviation(apart, together) < TOLERANCE * max(float(row.abs().max()) for row in together)
-    assert sum(float((a - b).abs().mean()) for a, b in zip(apart, together, strict=True)) < 3 * LOGITS_TOLERANCE
+    apart = torch.cat(sharded_logits(float32_shards(files, (), KvPrecision.INT8)))
+    # A value that sums in another order make another integer moves the logits by more than the sums themselves.
+    assert off(apart, together) < 0.002
 
 
 @pytest.mark.parametrize("kind", ["llama", "gpt2", "mistral-window", "gpt_oss"])
@@ -93,7 +86,7 @@ def test_a_trial_measures_what_it_would_serve(tmp_path: Path) -> None:
 
 
 @given(
-    exponents=st.lists(st.integers(-120, 120), min_size=1, max_size=6),
+    exponents=st.lists(st.integers(-100, 100), min_size=1, max_size=6),
     seed=st.integers(0, 2**16),
     dtype=st.sampled_from([torch.bfloat16, torch.float32]),
 )
