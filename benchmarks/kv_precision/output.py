@@ -1,0 +1,67 @@
+"""What the mesh answers at each precision of KV caches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from rich.table import Table
+
+from benchmarks.kv_precision.running import COMPARISONS, Whole, compare, load
+from meshnet.model import KvPrecision, Quantization
+from services.node.core.work import SampleWork, Sampling
+
+DECODED = 300
+ANSWERS, ANSWER_TOKENS, PROMPT_TOKENS = 16, 64, 100
+
+
+def output_tables(tokens: Sequence[int]) -> Iterator[Table]:
+    exact = load(Quantization.FLOAT32, KvPrecision.BFLOAT16, len(tokens)).logits("exact", tokens)
+    chunked = Table(title=f"{len(tokens)} tokens in chunks, against float32 with float32 caches")
+    decoded = Table(title=f"The last {DECODED} of these tokens one by one, against the same")
+    answers = Table(title=f"{ANSWERS} greedy answers of {ANSWER_TOKENS} tokens, against caches at bfloat16")
+    for table in (chunked, decoded):
+        for column in ("weights, KV cache", *COMPARISONS):
+            table.add_column(column)
+    for column in ("weights, KV cache", "equal answers", "equal tokens until they part", "KV bytes a token"):
+        answers.add_column(column)
+    for quantization in (Quantization.FLOAT32, Quantization.BFLOAT16):
+        wanted: list[list[int]] = []
+        for kv in KvPrecision:
+            shown = kv if kv is KvPrecision.INT8 else quantization
+            name = f"{quantization}, {shown}"
+            whole = load(quantization, kv, len(tokens) + ANSWERS * 256)
+            compare(chunked, name, whole.logits("text", tokens), exact, tokens)
+            behind = len(tokens) - DECODED
+            rows = whole.logits("text", tokens[behind:], 1, behind)
+            compare(decoded, name, rows, exact[behind:], tokens[behind:])
+            found = greedy(whole, [tokens[i * PROMPT_TOKENS :][:PROMPT_TOKENS] for i in range(ANSWERS)])
+            wanted = wanted or found
+            equal = sum(a == b for a, b in zip(found, wanted, strict=True))
+            alike = sum(common(a, b) for a, b in zip(found, wanted, strict=True))
+            kv_bytes = whole.manifest.num_layers * whole.manifest.kv_bytes(1, quantization, kv)
+            share = f"{100 * alike / (ANSWERS * ANSWER_TOKENS):.1f}%"
+            answers.add_row(name, f"{equal} of {ANSWERS}", share, f"{kv_bytes:,}")
+    yield from (chunked, decoded, answers)
+
+
+def greedy(whole: Whole, prompts: Sequence[Sequence[int]]) -> list[list[int]]:
+    """All answers together, as a mesh decodes them."""
+    rows = [row for i, prompt in enumerate(prompts) for row in whole.run([whole.work(f"a{i}", 0, prompt, 1)])]
+    answers: list[list[int]] = [[] for _ in prompts]
+    for step in range(ANSWER_TOKENS):
+        works = [
+            SampleWork(whole.manifest.model_id, row, Sampling(), 0.0) for row in rows if isinstance(row, memoryview)
+        ]
+        tokens = [token for token in whole.run(works) if isinstance(token, int)]
+        for answer, token in zip(answers, tokens, strict=True):
+            answer.append(token)
+        position = len(prompts[0]) + step
+        rows = whole.run([whole.work(f"a{i}", position, [token], 1) for i, token in enumerate(tokens)])
+    return answers
+
+
+def common(first: Sequence[int], second: Sequence[int]) -> int:
+    """Tokens until they part."""
+    differs = torch.tensor(first) != torch.tensor(second)
+    return int(differs.int().argmax()) if bool(differs.any()) else len(first)
