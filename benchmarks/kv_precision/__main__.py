@@ -9,10 +9,12 @@ among them. `time`: decode steps, the two precisions in turn. Without a word: al
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
+from rich.table import Table
 from transformers import AutoTokenizer
 
 from benchmarks.kv_precision.output import output_tables
@@ -24,17 +26,23 @@ TEXT = Path(__file__).parent.parent / "data" / "kv_text.txt"
 MAX_TOKENS = 2000
 
 
+def tables(part: str, tokens: Sequence[int]) -> Iterable[Table]:
+    match part:
+        case "output":
+            return output_tables(tokens)
+        case "rounding":
+            return rounding_tables(tokens)
+        case _:
+            return [timing_table()]
+
+
 def main(parts: Sequence[str]) -> None:
     path = smollm2_path()
-    tokens = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name).encode(TEXT.read_text())[:MAX_TOKENS]
+    tokenizer: Any = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
+    tokens = tokenizer.encode(TEXT.read_text())[:MAX_TOKENS]
     console = Console(width=120, highlight=False)
     for part in parts or ("output", "rounding", "time"):
-        made = {
-            "output": lambda: output_tables(tokens),
-            "rounding": lambda: rounding_tables(tokens),
-            "time": lambda: [timing_table()],
-        }[part]()
-        for table in made:
+        for table in tables(part, tokens):
             console.print(table)
             console.print()
 

@@ -28,7 +28,7 @@ def rounded(
 
 
 def in_groups(rows: torch.Tensor, size: int) -> torch.Tensor:
-    return rounded(rows.unflatten(-1, (-1, size))).flatten(-2)
+    return rounded(rows.reshape(*rows.shape[:2], -1, size)).view(rows.shape)
 
 
 def with_outliers(rows: torch.Tensor, factor: float) -> torch.Tensor:
@@ -58,7 +58,7 @@ WAYS: dict[str, tuple[Rounding, Rounding, str]] = {
 @contextmanager
 def rounding(keys: Rounding, values: Rounding) -> Iterator[None]:
     stored = KvFormat.stored
-    KvFormat.stored = lambda self, k, v: KvRows(keys(k), values(v))  # type: ignore[method-assign]
+    KvFormat.stored = lambda self, k, v: KvRows(keys(k), values(v))  # type: ignore[method-assign, assignment]
     try:
         yield
     finally:

@@ -187,10 +187,10 @@ def _attend_to_integers(query: torch.Tensor, seen: KvRows, rules: _Rules) -> tor
     assert seen.key_scales is not None
     assert seen.value_scales is not None
     heads, kv_heads = query.shape[0], seen.keys.shape[0]
-    scores = torch.matmul(query.float().reshape(kv_heads, -1, query.shape[1]), seen.keys.float().mT)
-    scores *= seen.key_scales.float().mT * rules.scaling
-    weights = _weights(scores.view(heads, 1, -1), None, rules).view(scores.shape) * seen.value_scales.float().mT
-    return torch.matmul(weights, seen.values.float()).view(heads, -1)
+    grouped = (query.float() * rules.scaling).view(kv_heads, -1, query.shape[1])
+    scores = torch.bmm(grouped, seen.keys.float().mT).mul_(seen.key_scales.mT)
+    weights = _weights(scores.view(heads, 1, -1), None, rules).view(scores.shape).mul_(seen.value_scales.mT)
+    return torch.bmm(weights, seen.values.float()).view(heads, -1)
 
 
 def _attend_by_rules(
