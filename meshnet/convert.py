@@ -65,6 +65,7 @@ FAILURE_KIND = {
     FailureKind.BAD_FILES: tracker_pb2.DIRECTIVE_FAILURE_BAD_FILES,
     FailureKind.NO_ANSWER: tracker_pb2.DIRECTIVE_FAILURE_NO_ANSWER,
     FailureKind.OTHER: tracker_pb2.DIRECTIVE_FAILURE_OTHER,
+    FailureKind.NO_SOURCE: tracker_pb2.DIRECTIVE_FAILURE_NO_SOURCE,
 }
 
 
@@ -140,6 +141,7 @@ def shard_to_proto(shard: Shard) -> common_pb2.Shard:
         state=SHARD_STATE[shard.state],
         bytes_done=shard.bytes_done,
         bytes_total=shard.bytes_total,
+        revision=shard.revision,
     )
 
 
@@ -151,6 +153,7 @@ def shard_from_proto(message: common_pb2.Shard) -> Shard:
         state=_key(SHARD_STATE, message.state, "a shard's state"),
         bytes_done=message.bytes_done,
         bytes_total=message.bytes_total,
+        revision=message.revision,
     )
 
 
@@ -248,6 +251,7 @@ def node_to_proto(node: Node) -> common_pb2.Node:
         queue_length=node.queue_length,
         speeds=[speed_to_proto(speed) for speed in node.speeds],
         links=[link_to_proto(link) for link in node.links],
+        fetches=node.fetches,
     )
 
 
@@ -277,6 +281,7 @@ def node_from_proto(message: common_pb2.Node) -> Node:
         queue_length=message.queue_length,
         speeds=tuple(speed_from_proto(speed) for speed in message.speeds),
         links=tuple(link_from_proto(link) for link in message.links),
+        fetches=message.fetches,
     )
 
 

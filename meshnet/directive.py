@@ -45,6 +45,7 @@ class FailureKind(StrEnum):
     BAD_FILES = "BAD_FILES"
     NO_ANSWER = "NO_ANSWER"
     OTHER = "OTHER"
+    NO_SOURCE = "NO_SOURCE"
 
 
 _S = DirectiveState

@@ -20,7 +20,8 @@
     │   └── NextHopTimeout      no answer within the deadline (504)
     ├── LoadFailed              a shard could not be loaded; the reason is for people
     │   ├── NoRoom              it does not fit, or memory ran out on the way
-    │   └── BadFiles            the weight files are missing, damaged or of another revision
+    │   ├── BadFiles            the weight files are missing, damaged or of another revision
+    │   └── NoSource            no node that has the files was reached, or gave what its revision says
     ├── TopologyGap             an update of the topology was missed: watch again from the whole
     └── Unregistered            the tracker does not know this node or incarnation
 """
@@ -154,6 +155,10 @@ class NoRoom(LoadFailed):
 
 class BadFiles(LoadFailed):
     code = "bad_files"
+
+
+class NoSource(LoadFailed):
+    code = "no_source"
 
 
 class Unregistered(MeshnetError):

@@ -22,7 +22,10 @@ class ShardState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """Layers `[start, end)` of one model at one quantization on one node. Bytes are of weights."""
+    """Layers `[start, end)` of one model at one quantization on one node. Bytes are of weights.
+
+    `revision` is the model's that the weights are of; empty: that of the node's own files.
+    """
 
     model_id: str
     layers: LayerRange
@@ -30,6 +33,7 @@ class Shard:
     state: ShardState
     bytes_done: int = 0
     bytes_total: int = 0
+    revision: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +68,9 @@ class Node:
 
     `alive` is the tracker's word: false for a suspect node, whose heartbeats are overdue but whose lease still runs.
     So is `draining`: the node gets no more layers, and its own are dropped as soon as others serve them.
+
+    `available_models` are those whose whole files it has. A node that `fetches` also takes layers of others: it fetches
+    their weights from nodes that have them.
     """
 
     node_id: str
@@ -90,6 +97,7 @@ class Node:
     queue_length: int = 0
     speeds: tuple[Speed, ...] = ()
     links: tuple[Link, ...] = ()
+    fetches: bool = False
 
     @property
     def quantizations(self) -> tuple[Quantization, ...]:

@@ -75,6 +75,8 @@ def _facts(description: NodeDescription) -> Table:
     if node.site:
         grid.add_row("site", node.site)
     grid.add_row("files of", ", ".join(sorted(node.available_models)) or "no models")
+    if node.fetches:
+        grid.add_row("fetches weights", "yes, of models whose files it lacks")
     grid.add_row("sessions", f"{node.num_sessions}, {node.kv_tokens_free} KV cache tokens free")
     grid.add_row("waiting", f"{node.queue_length} frames")
     return grid
@@ -128,7 +130,8 @@ def _device_memory(node: Node) -> str:
 
 
 def _shards(node: Node) -> Table:
-    made = table("Shards", "model", "layers", "stored as", "state", "weights")
+    """Where the weights came from is shown of a node that fetches some."""
+    made = table("Shards", "model", "layers", "stored as", "state", "weights", *["from"] * node.fetches)
     for shard in node.shards:
         done = f" {100 * shard.bytes_done // max(shard.bytes_total, 1)}%" if shard.state is ShardState.LOADING else ""
         made.add_row(
@@ -137,6 +140,7 @@ def _shards(node: Node) -> Table:
             shard.quantization,
             Text(shard.state + done, "yellow" if done else "green"),
             format_size(shard.bytes_total),
+            *["files here" if shard.model_id in node.available_models else "fetched"] * node.fetches,
         )
     return made
 

@@ -14,14 +14,17 @@ UNKNOWN = "-"
 
 
 def nodes_table(topology: Topology) -> Table:
-    """Who is here: one row a node. Sites are shown if there are several, the way to the tracker if it was measured.
+    """Who is here: one row a node. Sites are shown if there are several, the way to the tracker if it was measured, and
+    which models' files are where if some node fetches weights.
 
     A node whose heartbeats are overdue is marked as suspect, one that is drained as draining.
     """
     nodes = _by_id(topology)
     several_sites = len({node.site for node in nodes}) > 1
     measured_links = any(_tracker_link(node) for node in nodes)
+    some_fetch = any(node.fetches for node in nodes)
     columns = ["node", "address", *["site"] * several_sites, "runs on", "sessions", "queue"]
+    columns += ["files of"] * some_fetch
     table = _table("Nodes", [*columns, *["to tracker"] * measured_links])
     for node in nodes:
         table.add_row(
@@ -31,6 +34,7 @@ def nodes_table(topology: Topology) -> Table:
             f"{node.device}, {'+'.join(node.quantizations)}",
             str(node.num_sessions),
             str(node.queue_length),
+            *[_files(node)] * some_fetch,
             *[_way(_tracker_link(node))] * measured_links,
             style="yellow" if node.draining or not node.alive else None,
         )
@@ -92,6 +96,10 @@ def _size(num_bytes: int | None) -> str:
 
 def _tracker_link(node: Node) -> Link | None:
     return next((link for link in node.links if not link.node_id), None)
+
+
+def _files(node: Node) -> str:
+    return ", ".join([*sorted(node.available_models), *["fetches weights"] * node.fetches]) or UNKNOWN
 
 
 def _way(link: Link | None) -> str:

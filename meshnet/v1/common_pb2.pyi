@@ -83,20 +83,22 @@ class ModelManifest(_message.Message):
     def __init__(self, model_id: _Optional[str] = ..., revision: _Optional[str] = ..., architecture: _Optional[str] = ..., hidden_size: _Optional[int] = ..., vocab_size: _Optional[int] = ..., context_length: _Optional[int] = ..., layers: _Optional[_Iterable[_Union[WeightBytes, _Mapping]]] = ..., entry: _Optional[_Union[WeightBytes, _Mapping]] = ..., kv_bytes_per_token: _Optional[int] = ..., kv_scales_per_token: _Optional[int] = ...) -> None: ...
 
 class Shard(_message.Message):
-    __slots__ = ("model_id", "layers", "quantization", "state", "bytes_done", "bytes_total")
+    __slots__ = ("model_id", "layers", "quantization", "state", "bytes_done", "bytes_total", "revision")
     MODEL_ID_FIELD_NUMBER: _ClassVar[int]
     LAYERS_FIELD_NUMBER: _ClassVar[int]
     QUANTIZATION_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     BYTES_DONE_FIELD_NUMBER: _ClassVar[int]
     BYTES_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    REVISION_FIELD_NUMBER: _ClassVar[int]
     model_id: str
     layers: LayerRange
     quantization: Quantization
     state: ShardState
     bytes_done: int
     bytes_total: int
-    def __init__(self, model_id: _Optional[str] = ..., layers: _Optional[_Union[LayerRange, _Mapping]] = ..., quantization: _Optional[_Union[Quantization, str]] = ..., state: _Optional[_Union[ShardState, str]] = ..., bytes_done: _Optional[int] = ..., bytes_total: _Optional[int] = ...) -> None: ...
+    revision: str
+    def __init__(self, model_id: _Optional[str] = ..., layers: _Optional[_Union[LayerRange, _Mapping]] = ..., quantization: _Optional[_Union[Quantization, str]] = ..., state: _Optional[_Union[ShardState, str]] = ..., bytes_done: _Optional[int] = ..., bytes_total: _Optional[int] = ..., revision: _Optional[str] = ...) -> None: ...
 
 class Hop(_message.Message):
     __slots__ = ("node_id", "layers")
@@ -141,7 +143,7 @@ class Link(_message.Message):
     def __init__(self, node_id: _Optional[str] = ..., rtt_seconds: _Optional[float] = ..., bytes_per_second: _Optional[float] = ...) -> None: ...
 
 class Node(_message.Message):
-    __slots__ = ("node_id", "forward_address", "grpc_address", "stub", "tracker_node", "vram_bytes", "quantization", "shards", "available_models", "num_sessions", "resident_bytes", "software_version", "device", "alive", "kv_tokens_free", "probes", "draining", "fallback_quantizations", "site", "memory_free_bytes", "workspace_bytes", "queue_length", "speeds", "links")
+    __slots__ = ("node_id", "forward_address", "grpc_address", "stub", "tracker_node", "vram_bytes", "quantization", "shards", "available_models", "num_sessions", "resident_bytes", "software_version", "device", "alive", "kv_tokens_free", "probes", "draining", "fallback_quantizations", "site", "memory_free_bytes", "workspace_bytes", "queue_length", "speeds", "links", "fetches")
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     FORWARD_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     GRPC_ADDRESS_FIELD_NUMBER: _ClassVar[int]
@@ -166,6 +168,7 @@ class Node(_message.Message):
     QUEUE_LENGTH_FIELD_NUMBER: _ClassVar[int]
     SPEEDS_FIELD_NUMBER: _ClassVar[int]
     LINKS_FIELD_NUMBER: _ClassVar[int]
+    FETCHES_FIELD_NUMBER: _ClassVar[int]
     node_id: str
     forward_address: str
     grpc_address: str
@@ -190,7 +193,8 @@ class Node(_message.Message):
     queue_length: int
     speeds: _containers.RepeatedCompositeFieldContainer[Speed]
     links: _containers.RepeatedCompositeFieldContainer[Link]
-    def __init__(self, node_id: _Optional[str] = ..., forward_address: _Optional[str] = ..., grpc_address: _Optional[str] = ..., stub: _Optional[bool] = ..., tracker_node: _Optional[bool] = ..., vram_bytes: _Optional[int] = ..., quantization: _Optional[_Union[Quantization, str]] = ..., shards: _Optional[_Iterable[_Union[Shard, _Mapping]]] = ..., available_models: _Optional[_Iterable[str]] = ..., num_sessions: _Optional[int] = ..., resident_bytes: _Optional[int] = ..., software_version: _Optional[str] = ..., device: _Optional[str] = ..., alive: _Optional[bool] = ..., kv_tokens_free: _Optional[int] = ..., probes: _Optional[_Iterable[_Union[RouteProbe, _Mapping]]] = ..., draining: _Optional[bool] = ..., fallback_quantizations: _Optional[_Iterable[_Union[Quantization, str]]] = ..., site: _Optional[str] = ..., memory_free_bytes: _Optional[int] = ..., workspace_bytes: _Optional[int] = ..., queue_length: _Optional[int] = ..., speeds: _Optional[_Iterable[_Union[Speed, _Mapping]]] = ..., links: _Optional[_Iterable[_Union[Link, _Mapping]]] = ...) -> None: ...
+    fetches: bool
+    def __init__(self, node_id: _Optional[str] = ..., forward_address: _Optional[str] = ..., grpc_address: _Optional[str] = ..., stub: _Optional[bool] = ..., tracker_node: _Optional[bool] = ..., vram_bytes: _Optional[int] = ..., quantization: _Optional[_Union[Quantization, str]] = ..., shards: _Optional[_Iterable[_Union[Shard, _Mapping]]] = ..., available_models: _Optional[_Iterable[str]] = ..., num_sessions: _Optional[int] = ..., resident_bytes: _Optional[int] = ..., software_version: _Optional[str] = ..., device: _Optional[str] = ..., alive: _Optional[bool] = ..., kv_tokens_free: _Optional[int] = ..., probes: _Optional[_Iterable[_Union[RouteProbe, _Mapping]]] = ..., draining: _Optional[bool] = ..., fallback_quantizations: _Optional[_Iterable[_Union[Quantization, str]]] = ..., site: _Optional[str] = ..., memory_free_bytes: _Optional[int] = ..., workspace_bytes: _Optional[int] = ..., queue_length: _Optional[int] = ..., speeds: _Optional[_Iterable[_Union[Speed, _Mapping]]] = ..., links: _Optional[_Iterable[_Union[Link, _Mapping]]] = ..., fetches: _Optional[bool] = ...) -> None: ...
 
 class DeployedModel(_message.Message):
     __slots__ = ("manifest", "kv_tokens", "priority", "context_length", "replicas", "kv_precision")

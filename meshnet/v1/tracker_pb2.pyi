@@ -32,6 +32,7 @@ class DirectiveFailure(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     DIRECTIVE_FAILURE_BAD_FILES: _ClassVar[DirectiveFailure]
     DIRECTIVE_FAILURE_NO_ANSWER: _ClassVar[DirectiveFailure]
     DIRECTIVE_FAILURE_OTHER: _ClassVar[DirectiveFailure]
+    DIRECTIVE_FAILURE_NO_SOURCE: _ClassVar[DirectiveFailure]
 DIRECTIVE_KIND_UNSPECIFIED: DirectiveKind
 DIRECTIVE_KIND_LOAD_SHARD: DirectiveKind
 DIRECTIVE_KIND_DROP_SHARD: DirectiveKind
@@ -48,6 +49,7 @@ DIRECTIVE_FAILURE_STALE_PLAN: DirectiveFailure
 DIRECTIVE_FAILURE_BAD_FILES: DirectiveFailure
 DIRECTIVE_FAILURE_NO_ANSWER: DirectiveFailure
 DIRECTIVE_FAILURE_OTHER: DirectiveFailure
+DIRECTIVE_FAILURE_NO_SOURCE: DirectiveFailure
 
 class Directive(_message.Message):
     __slots__ = ("directive_id", "node_id", "kind", "model_id", "layers", "quantization", "revision", "kv_tokens", "plan_version", "reason", "state", "bytes_done", "bytes_total", "failure", "failure_kind", "issued_unix_seconds", "kv_precision")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from meshnet.model_files import ModelFiles
+from meshnet.model_files import HubModel, ModelFiles
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +19,7 @@ class GatewayConfig:
     tracker: str
     host: str
     port: int
-    models: Mapping[str, ModelFiles]
+    models: Mapping[str, ModelFiles | HubModel]
     request_timeout: float = 600.0
     write_timeout: float = 30.0
     # Longer than clients keep idle connections in their pools, so that it is never the server that closes first.

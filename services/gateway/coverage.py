@@ -89,6 +89,7 @@ def _node(node: Node) -> dict[str, Any]:
         "kv_tokens_free": node.kv_tokens_free,
         "software_version": node.software_version,
         "available_models": sorted(node.available_models),
+        "fetches": node.fetches,
         "shards": [
             {
                 "model_id": shard.model_id,

@@ -38,7 +38,9 @@ def main(
     ] = "127.0.0.1:8000",
     model: Annotated[
         list[str] | None,
-        typer.Option(help="Tokenizer files of a model, ID=PATH or PATH: a directory or a GGUF file. Repeatable."),
+        typer.Option(
+            help="Tokenizer files of a model, ID=PATH or PATH: a directory, a GGUF file or hf:ORG/NAME. Repeatable."
+        ),
     ] = None,
     models: Annotated[
         Path | None, typer.Option(help="Folder of models, each a directory or a GGUF file.", envvar="MESHNET_MODELS")

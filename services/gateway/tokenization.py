@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import gguf
+from huggingface_hub import snapshot_download
 from jinja2 import TemplateError
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
@@ -21,10 +22,11 @@ from transformers.integrations.gguf.gguf_tokenizer_mapping import (
 )
 
 from meshnet.errors import InvalidRequest
-from meshnet.model_files import ModelFiles
+from meshnet.model_files import HubModel, ModelFiles
 
 # Names of tokens that end a turn in chat templates, in models whose configuration names another end token.
 _END_OF_TURN = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>", "<|end|>", "<|return|>")
+_TOKENIZER_FILES = ["config.json", "generation_config.json", "*token*", "vocab.*", "merges.txt", "*.jinja", "*.model"]
 _GGUF_SPECIAL_TOKENS = {
     "bos_token": "bos_token_id",
     "eos_token": "eos_token_id",
@@ -66,8 +68,10 @@ class ModelTokenizer:
         return text
 
 
-def load_tokenizer(files: ModelFiles) -> ModelTokenizer:
-    """Raises whatever the libraries raise for files that are damaged or of no known kind."""
+def load_tokenizer(files: ModelFiles | HubModel) -> ModelTokenizer:
+    """Raises whatever the libraries raise for files that are damaged, of no known kind, or not to be had."""
+    if isinstance(files, HubModel):
+        files = _from_hub(files)
     if files.is_gguf:
         tokenizer, generation_config = _from_gguf(files.path), {}
     else:
@@ -87,6 +91,12 @@ def load_tokenizer(files: ModelFiles) -> ModelTokenizer:
         chat_stop_token_ids=frozenset(stops | turns),
         max_token_chars=max(map(len, vocabulary), default=1),
     )
+
+
+def _from_hub(model: HubModel) -> ModelFiles:
+    """All but the weights, in the hub library's own cache."""
+    folder = snapshot_download(model.repo, revision=model.revision, allow_patterns=_TOKENIZER_FILES)
+    return ModelFiles(model.model_id, Path(folder))
 
 
 def _ends_turns(token: str, tokenizer: Any, vocabulary: Mapping[str, int]) -> bool:

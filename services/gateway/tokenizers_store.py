@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import ParamSpec, TypeVar
 
-from meshnet.model_files import ModelFiles
+from meshnet.model_files import HubModel, ModelFiles
 from services.gateway.api_errors import ApiError
 from services.gateway.tokenization import ModelTokenizer, load_tokenizer
 
@@ -21,7 +21,7 @@ R = TypeVar("R")
 class TokenizerStore:
     """Loading begins at once, in the background; whoever asks for a tokenizer waits for it."""
 
-    def __init__(self, models: Mapping[str, ModelFiles]) -> None:
+    def __init__(self, models: Mapping[str, ModelFiles | HubModel]) -> None:
         self._executor = ThreadPoolExecutor(max_workers=2, thread_name_prefix="tokenizer")
         self._loading = {
             model_id: asyncio.ensure_future(self._load(files)) for model_id, files in sorted(models.items())
@@ -37,7 +37,7 @@ class TokenizerStore:
             raise ApiError(
                 503,
                 f"This gateway has no tokenizer files for the model {model_id!r}. Start it with "
-                f"--model {model_id}=PATH, a Hugging Face directory or a GGUF file, or with --models DIR.",
+                f"--model {model_id}=PATH, a Hugging Face directory, a GGUF file or hf:ORG/NAME, or with --models DIR.",
                 code="tokenizer_unavailable",
             )
         # Shielded, because a client that goes away must not end the loading for all others.
@@ -54,11 +54,11 @@ class TokenizerStore:
         """Runs a function of a tokenizer in a thread."""
         return await asyncio.get_running_loop().run_in_executor(self._executor, lambda: function(*args, **kwargs))
 
-    async def _load(self, files: ModelFiles) -> ModelTokenizer | None:
+    async def _load(self, files: ModelFiles | HubModel) -> ModelTokenizer | None:
         try:
             tokenizer = await self.run(load_tokenizer, files)
         except Exception:
-            log.exception("the tokenizer of model %s at %s could not be loaded", files.model_id, files.path)
+            log.exception("the tokenizer of %s could not be loaded", files)
             return None
         log.info("loaded the tokenizer of model %s", files.model_id)
         return tokenizer

@@ -14,13 +14,14 @@ import typer
 from meshnet.addresses import WILDCARD_HOSTS, split_address
 from meshnet.errors import InvalidRequest, MeshnetError
 from meshnet.model import ModelManifest, parse_quantizations
-from meshnet.model_files import ModelFiles, locate_models
+from meshnet.model_files import HubModel, ModelFiles, local_models, locate_models
 from meshnet.service import configure_logging, expected_error, run_until_stopped
 from meshnet.sizes import format_size, parse_size
 from meshnet.topology import check_node_id
 from meshnet.wire import Encoding
 from services.node.config import NodeConfig
 from services.node.core.work import Executor
+from services.node.fetching.source import Source
 from services.node.files.manifest import read_manifest
 from services.node.node import NodeServer
 from services.node.speed_cache import default_cache_dir
@@ -38,7 +39,10 @@ def main(
     ] = "127.0.0.1:7700",
     model: Annotated[
         list[str] | None,
-        typer.Option(help="Weight files: ID=PATH or PATH of a Hugging Face directory or a GGUF file. Repeatable."),
+        typer.Option(
+            help="Weights: ID=PATH or PATH of a Hugging Face directory or a GGUF file, or hf:ORG/NAME@REVISION. "
+            "Repeatable."
+        ),
     ] = None,
     models: Annotated[
         Path | None, typer.Option(help="Folder whose entries are models.", envvar="MESHNET_MODELS")
@@ -90,9 +94,18 @@ def main(
     cache_dir: Annotated[
         Path | None,
         typer.Option(
-            help="Folder for measured speeds. Default: meshnet in the user's cache folder.", envvar="MESHNET_CACHE_DIR"
+            help="Folder for measured speeds and fetched weights. Default: meshnet in the user's cache folder.",
+            envvar="MESHNET_CACHE_DIR",
         ),
     ] = None,
+    fetch: Annotated[
+        bool,
+        typer.Option(
+            help="Also take layers of models whose files are not here; their weights, and no others, are fetched from "
+            "nodes that have them, and kept in the cache folder.",
+            envvar="MESHNET_FETCH",
+        ),
+    ] = True,
     compression: Annotated[
         Encoding | None, typer.Option(help="Compress frames to other nodes; pays below about 0.7 Gbit/s.")
     ] = None,
@@ -121,7 +134,9 @@ def main(
             fallbacks=tuple(fallbacks),
             site=site or socket.gethostname(),
             cache_dir=cache_dir or default_cache_dir(),
-            models=files,
+            fetch=fetch,
+            models=local_models(files),
+            hub={i: model for i, model in files.items() if isinstance(model, HubModel)},
             device=device,
             threads=threads or psutil.cpu_count(logical=False) or 1,
             stub=stub,
@@ -135,10 +150,10 @@ def main(
 
 
 async def _serve(config: NodeConfig) -> None:
-    manifests = _read_manifests(config.models)
+    manifests, hub = await asyncio.to_thread(_read_models, config)
     executor = _executor(config)
     _check_free(config, executor)
-    node = NodeServer(config, executor, manifests)
+    node = NodeServer(config, executor, manifests, hub)
     try:
         await node.start()
         quantizations = ", ".join((config.quantization, *config.fallbacks))
@@ -151,17 +166,31 @@ async def _serve(config: NodeConfig) -> None:
         await node.stop()
 
 
-def _read_manifests(models: dict[str, ModelFiles]) -> dict[str, ModelManifest]:
-    """Of the models that can be served. The others are named and left out."""
-    manifests = {}
-    for model_id, files in models.items():
+def _read_models(config: NodeConfig) -> tuple[dict[str, ModelManifest], dict[str, Source]]:
+    """Manifests of the models that can be served, and the sources of those that come from a hub. The others are named
+    and left out."""
+    manifests: dict[str, ModelManifest] = {}
+    hub: dict[str, Source] = {}
+    for model_id, model in (config.models | config.hub).items():
         try:
-            manifests[model_id] = read_manifest(files)
+            if isinstance(model, ModelFiles):
+                manifests[model_id] = read_manifest(model)
+            else:
+                manifests[model_id], hub[model_id] = _open_hub_model(config, model)
         except MeshnetError as error:
             log.error("model %s cannot be served: %s", model_id, error)  # noqa: TRY400 (the message is the point)
-    if models and not manifests:
+    if (config.models or config.hub) and not manifests:
         raise InvalidRequest("none of the models can be served; the lines above say why")
-    return manifests
+    return manifests, hub
+
+
+def _open_hub_model(config: NodeConfig, model: HubModel) -> tuple[ModelManifest, Source]:
+    # The hub's library takes a moment to import.
+    from services.node.fetching.hub_models import open_hub_model
+
+    assert config.weights_dir, "the command line always names a cache folder"
+    opened = open_hub_model(config.weights_dir, model)
+    return opened.manifest, opened.source
 
 
 def _executor(config: NodeConfig) -> Executor:

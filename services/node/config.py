@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from meshnet.model import Quantization
-from meshnet.model_files import ModelFiles
+from meshnet.model_files import HubModel, ModelFiles
 from meshnet.wire import Encoding
 
 
@@ -16,7 +16,8 @@ class NodeConfig:
 
     `advertise_host` is the name by which the other machines reach this one. `quantization` is the preferred one; shards
     come at one of `fallbacks` where it does not fit. Nodes of one `site` may fail together. `cache_dir`: folder for
-    what the node measured of itself, None: it is kept nowhere.
+    what the node measured of itself and for weights that it fetches, None: nothing is kept. `fetch`: whether it takes
+    layers of models whose files it lacks, and fetches their weights. `hub`: models that it takes from a hub.
     """
 
     node_id: str
@@ -30,10 +31,12 @@ class NodeConfig:
     site: str = ""
     cache_dir: Path | None = None
     models: dict[str, ModelFiles] = field(default_factory=dict)
+    hub: dict[str, HubModel] = field(default_factory=dict)
     device: str = "cpu"
     threads: int = 1
     stub: bool = False
     tracker_node: bool = False
+    fetch: bool = False
     compression: Encoding | None = None
     # A larger frame is answered with 413.
     max_frame_bytes: int = 256 << 20
@@ -53,3 +56,12 @@ class NodeConfig:
     max_waiting: int = 256
     # How long sessions may keep a shard alive that the tracker wants dropped.
     drain_timeout: float = 30.0
+
+    @property
+    def fetches(self) -> bool:
+        return self.fetch and not self.stub and self.cache_dir is not None
+
+    @property
+    def weights_dir(self) -> Path | None:
+        """Where what was fetched is kept. Nodes of one machine may have one cache folder."""
+        return self.cache_dir / "weights" / self.node_id if self.cache_dir else None

@@ -10,12 +10,13 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
 from meshnet.directive import Directive, DirectiveKind, DirectiveState, FailureKind
-from meshnet.errors import BadFiles, LoadFailed, MeshnetError, NoRoom
+from meshnet.errors import BadFiles, LoadFailed, MeshnetError, NoRoom, NoSource
 from meshnet.model import LayerRange, ModelManifest
 from meshnet.sizes import format_size
 from services.node.config import NodeConfig
-from services.node.core.work import LoadedShard, ShardSpec
+from services.node.core.work import LoadedShard, Progress, ShardSpec
 from services.node.core.workspace import predict_workspace_bytes
+from services.node.fetching.mesh_weights import MeshWeights
 from services.node.files.manifest import read_manifest
 from services.node.forwarding import Forwarding
 
@@ -23,14 +24,15 @@ log = logging.getLogger(__name__)
 
 PROGRESS_SECONDS = 0.5
 MAX_REMEMBERED = 1000
+# A directive may come a moment before the topology that it follows from.
+TOPOLOGY_SECONDS = 10.0
 
 Report = Callable[[Directive], Awaitable[None]]
 
 
 class DirectiveWorker:
-    """`manifests` are of the models whose files are here; `report` brings a directive's new state to the tracker.
-
-    `loads` is held while a shard is loaded.
+    """`manifests` are of the models whose files are here, `mesh_weights` brings those of others; `report` brings a
+    directive's new state to the tracker. `loads` is held while a shard is loaded.
     """
 
     def __init__(
@@ -40,12 +42,14 @@ class DirectiveWorker:
         forwarding: Forwarding,
         report: Report,
         loads: asyncio.Lock,
+        mesh_weights: MeshWeights | None = None,
     ) -> None:
         self._config = config
         self._manifests = manifests
         self._forwarding = forwarding
         self._report = report
         self._loads = loads
+        self._mesh_weights = mesh_weights
         self._plan_version = 0
         self._queue: asyncio.Queue[Directive] = asyncio.Queue()
         # A tracker that comes back sends its open directives again.
@@ -116,8 +120,7 @@ class DirectiveWorker:
         return self._known.get(directive.directive_id) is not directive
 
     async def _load(self, directive: Directive) -> None:
-        spec = self._spec(directive)
-        await asyncio.to_thread(self._check_files, spec.manifest)
+        spec = self._spec(directive, await self._manifest(directive))
         shards, runner = self._forwarding.shards, self._forwarding.runner
         size = spec.manifest.weight_bytes(spec.layers, spec.quantization)
         shards.set_loading(spec, 0, size)
@@ -130,7 +133,12 @@ class DirectiveWorker:
 
             try:
                 started = time.monotonic()
-                shard = await asyncio.to_thread(runner.executor.load, spec, progress)
+                spec, fetched_bytes = await asyncio.to_thread(self._bring, spec, progress)
+
+                def load_progress(bytes_done: int, bytes_total: int) -> None:
+                    progress(fetched_bytes + bytes_done, fetched_bytes + bytes_total)
+
+                shard = await asyncio.to_thread(runner.executor.load, spec, load_progress)
                 workspace_bytes = await self._measure_workspace(shard, spec)
                 await runner.call(lambda: runner.executor.attach(shard))
             finally:
@@ -180,6 +188,47 @@ class DirectiveWorker:
         )
         return measured
 
+    async def _manifest(self, directive: Directive) -> ModelManifest:
+        """Of the model and revision that the directive means. Raises BadFiles if its weights cannot be had here."""
+        own, revision = self._manifests.get(directive.model_id), directive.revision
+        if own and revision in ("", own.revision):
+            return own
+        if weights := self._mesh_weights:
+            served = await self._forwarding.changes.wait_until(
+                lambda: weights.served(directive.model_id, revision), TOPOLOGY_SECONDS
+            )
+            if served is None:
+                raise LoadFailed(f"the topology names no model {directive.model_id!r} of revision {revision[:12]}")
+            return served
+        if own is None:
+            raise BadFiles(
+                f"this node has no files of model {directive.model_id!r}: start it with --model ID=PATH, "
+                "or without --no-fetch"
+            )
+        raise BadFiles(
+            f"this node's files of model {directive.model_id!r} are another revision: "
+            f"{own.revision[:12]} here, {revision[:12]} in the mesh"
+        )
+
+    def _bring(self, spec: ShardSpec, progress: Progress) -> tuple[ShardSpec, int]:
+        """Makes sure that the shard's weights are on the disk. Returns what is to be loaded, and how many bytes of
+        progress it took to bring it. Raises LoadFailed."""
+        manifest = spec.manifest
+        is_own = manifest == self._manifests.get(manifest.model_id)
+        if is_own and (manifest.model_id in self._config.models or self._mesh_weights is None):
+            self._check_files(manifest)
+            return spec, 0
+        assert self._mesh_weights, "the manifest is that of the files here, or of what the mesh serves"
+        size, fetched_bytes = manifest.weight_bytes(spec.layers, spec.quantization), 0
+
+        def fetch_progress(bytes_done: int, bytes_total: int) -> None:
+            nonlocal fetched_bytes
+            fetched_bytes = bytes_total
+            progress(bytes_done, bytes_total + size)
+
+        folder = self._mesh_weights.fetch(manifest, spec.layers, fetch_progress)
+        return replace(spec, fetched=folder), fetched_bytes
+
     def _check_files(self, manifest: ModelManifest) -> None:
         """Files that were exchanged since the manifest was read would make layers of another model, silently. Raises
         BadFiles."""
@@ -193,16 +242,8 @@ class DirectiveWorker:
         if revision != manifest.revision:
             raise BadFiles(f"the files of model {manifest.model_id!r} have changed since this node started: restart it")
 
-    def _spec(self, directive: Directive) -> ShardSpec:
+    def _spec(self, directive: Directive, manifest: ModelManifest) -> ShardSpec:
         """What to load. Raises LoadFailed, before anything starts, if this node cannot do it."""
-        manifest = self._manifests.get(directive.model_id)
-        if manifest is None:
-            raise BadFiles(f"this node has no files of model {directive.model_id!r}: start it with --model ID=PATH")
-        if directive.revision and directive.revision != manifest.revision:
-            raise BadFiles(
-                f"this node's files of model {directive.model_id!r} are another revision: "
-                f"{manifest.revision[:12]} here, {directive.revision[:12]} in the mesh"
-            )
         if directive.layers not in manifest.all_layers:
             raise LoadFailed(f"model {directive.model_id!r} has {manifest.num_layers} layers, not {directive.layers}")
         config = self._config
@@ -211,6 +252,8 @@ class DirectiveWorker:
             raise LoadFailed(f"this node stores weights at {', '.join(accepted)}, not at {directive.quantization}")
         shards = self._forwarding.shards
         held = shards.layers(directive.model_id)
+        if held and shards.manifest(directive.model_id).revision != manifest.revision:
+            raise LoadFailed(f"layers of another revision of model {directive.model_id!r} are held here")
         if not held.isdisjoint(directive.layers.layers):
             raise LoadFailed(f"some of layers {directive.layers} are held here already")
         spec = ShardSpec(
@@ -292,5 +335,7 @@ def _failure_kind(error: Exception) -> FailureKind:
             return FailureKind.NO_ROOM
         case BadFiles():
             return FailureKind.BAD_FILES
+        case NoSource():
+            return FailureKind.NO_SOURCE
         case _:
             return FailureKind.OTHER

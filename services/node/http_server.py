@@ -1,4 +1,5 @@
-"""The HTTP face of a node: POST /forward, DELETE /sessions/{uuid}, POST /echo, GET /health. It only translates."""
+"""The HTTP face of a node: POST /forward, DELETE /sessions/{uuid}, POST /echo, GET /health, and weights for other nodes
+(see file_server). It only translates."""
 
 from __future__ import annotations
 
@@ -14,6 +15,8 @@ from meshnet import wire
 from meshnet.addresses import join_address, split_address
 from meshnet.errors import BadFrame, FrameTooLarge, InvalidRequest, MeshnetError
 from services.node.config import NodeConfig
+from services.node.fetching.mesh_weights import MeshWeights
+from services.node.file_server import FileServer
 from services.node.forwarding import Forwarding
 from services.node.http_errors import error_body, error_headers
 
@@ -29,7 +32,13 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 class HttpServer:
     """Serves a node's HTTP until stopped. `health` returns the body of GET /health."""
 
-    def __init__(self, config: NodeConfig, forwarding: Forwarding, health: Callable[[], dict[str, Any]]) -> None:
+    def __init__(
+        self,
+        config: NodeConfig,
+        forwarding: Forwarding,
+        health: Callable[[], dict[str, Any]],
+        weights: MeshWeights | None = None,
+    ) -> None:
         self._node_id = config.node_id
         self._max_frame_bytes = config.max_frame_bytes
         self._body_timeout = config.body_timeout
@@ -40,6 +49,7 @@ class HttpServer:
         app.router.add_delete("/sessions/{session}", self._free)
         app.router.add_post("/echo", self._echo)
         app.router.add_get("/health", self._get_health)
+        FileServer(config.models, weights).add_routes(app.router)
         self._runner = web.AppRunner(
             app,
             access_log=None,

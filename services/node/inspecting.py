@@ -9,28 +9,38 @@ import typer
 from meshnet.errors import InvalidRequest, MeshnetError
 from meshnet.inspection import Inspection
 from meshnet.model import KvPrecision, ModelManifest, Quantization, WeightBytes
-from meshnet.model_files import locate_models
+from meshnet.model_files import HubModel, ModelFiles, locate_models
 from services.node.core.workspace import predict_workspace_bytes
 from services.node.files.manifest import read_manifest
+from services.node.speed_cache import default_cache_dir
 
 app = typer.Typer(add_completion=False)
 
 
 @app.command()
 def main(
-    model: Annotated[str, typer.Argument(help="ID=PATH or PATH of a Hugging Face directory or a GGUF file.")],
+    model: Annotated[
+        str, typer.Argument(help="ID=PATH or PATH of a Hugging Face directory or a GGUF file, or hf:ORG/NAME.")
+    ],
     kv_tokens: Annotated[int | None, typer.Option(help="Default: the model's context length.", min=1)] = None,
     kv: Annotated[KvPrecision, typer.Option(help="How KV caches are stored.")] = KvPrecision.BFLOAT16,
 ) -> None:
     """Prints a model's Inspection as JSON, or says on standard error why the model cannot be served."""
     try:
         (files,) = locate_models([model]).values()
-        manifest = read_manifest(files)
+        manifest = read_manifest(files) if isinstance(files, ModelFiles) else _hub_manifest(files)
         typer.echo(inspect(manifest, kv_tokens or manifest.context_length, kv).to_json())
     except (MeshnetError, OSError) as error:
         kind = "" if isinstance(error, InvalidRequest) else f"model {model!r} cannot be served: "
         typer.echo(f"meshnet models inspect: {kind}{error}", err=True)
         raise typer.Exit(1) from None
+
+
+def _hub_manifest(model: HubModel) -> ModelManifest:
+    # The hub's library takes a moment to import.
+    from services.node.fetching.hub_models import open_hub_model
+
+    return open_hub_model(default_cache_dir() / "weights" / "inspected", model).manifest
 
 
 def inspect(manifest: ModelManifest, kv_tokens: int, kv_precision: KvPrecision = KvPrecision.BFLOAT16) -> Inspection:

@@ -6,7 +6,9 @@ import asyncio
 import logging
 import time
 import uuid
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
+from types import MappingProxyType
 from typing import Any
 
 import psutil
@@ -14,7 +16,7 @@ import psutil
 from meshnet import __version__, rpc
 from meshnet.addresses import join_address, split_address
 from meshnet.model import ModelManifest
-from meshnet.topology import Node
+from meshnet.topology import Node, Topology
 from meshnet.v1 import inference_pb2, inference_pb2_grpc
 from meshnet.wire import WIRE_VERSION
 from services.node.agent import Agent
@@ -24,6 +26,8 @@ from services.node.core.shards import ShardTable
 from services.node.core.work import Executor
 from services.node.directive_worker import DirectiveWorker
 from services.node.entry import EntryPoint
+from services.node.fetching.mesh_weights import MeshWeights
+from services.node.fetching.source import Source
 from services.node.forwarding import Forwarding
 from services.node.http_server import HttpServer
 from services.node.inference_servicer import InferenceServicer
@@ -45,7 +49,13 @@ FREE_STEP_BYTES = 16 << 20
 class NodeServer:
     """One node process. Make it inside the event loop that runs it."""
 
-    def __init__(self, config: NodeConfig, executor: Executor, manifests: dict[str, ModelManifest]) -> None:
+    def __init__(
+        self,
+        config: NodeConfig,
+        executor: Executor,
+        manifests: dict[str, ModelManifest],
+        hub: Mapping[str, Source] = MappingProxyType({}),
+    ) -> None:
         self.config = config
         self._manifests = manifests
         self._shards = ShardTable()
@@ -72,9 +82,13 @@ class NodeServer:
         )
         self._entry = EntryPoint(config, self._forwarding, self._prober)
         loads = asyncio.Lock()
-        self._measuring = Measuring(config, manifests, self._runner, self._shards, loads, self._agent.announce)
-        self._worker = DirectiveWorker(config, manifests, self._forwarding, self._agent.report, loads)
-        self._http = HttpServer(config, self._forwarding, self.health)
+        files_here = {model_id: manifest for model_id, manifest in manifests.items() if model_id in config.models}
+        self._measuring = Measuring(config, files_here, self._runner, self._shards, loads, self._agent.announce)
+        self._mesh_weights = _mesh_weights(config, lambda: self._agent.topology, hub)
+        self._worker = DirectiveWorker(
+            config, manifests, self._forwarding, self._agent.report, loads, self._mesh_weights
+        )
+        self._http = HttpServer(config, self._forwarding, self.health, self._mesh_weights)
         self._grpc = rpc.server()
         self.forward_address = self.grpc_address = ""
 
@@ -93,7 +107,7 @@ class NodeServer:
         async with asyncio.TaskGroup() as group:
             group.create_task(
                 self._agent.run(
-                    self._worker.accept, self._prober.wake, self._forwarding.node_lost, self._worker.forget_waiting
+                    self._worker.accept, self._on_topology, self._forwarding.node_lost, self._worker.forget_waiting
                 )
             )
             group.create_task(self._links.run())
@@ -105,6 +119,8 @@ class NodeServer:
     async def stop(self) -> None:
         """Leaves the mesh, ends what runs, closes all."""
         self._forwarding.draining = True
+        if self._mesh_weights:
+            self._mesh_weights.stop()
         await self._agent.leave()
         await self._entry.stop()
         await self._grpc.stop(grace=1)
@@ -123,6 +139,7 @@ class NodeServer:
             vram_bytes=self.config.vram_bytes,
             quantization=self.config.quantization,
             fallbacks=self.config.fallbacks,
+            fetches=self.config.fetches,
             site=self.config.site,
             shards=self._shards.listing(),
             available_models=frozenset(self._manifests),
@@ -188,6 +205,10 @@ class NodeServer:
             },
         }
 
+    def _on_topology(self) -> None:
+        self._prober.wake()
+        self._forwarding.changes.announce()
+
     async def _sweep(self) -> None:
         """Frees sessions whose lease has run out: their end was lost on the way."""
         while True:
@@ -196,3 +217,12 @@ class NodeServer:
             if idle:
                 log.info("%d idle sessions freed", len(idle))
                 self._forwarding.close(idle)
+
+
+def _mesh_weights(
+    config: NodeConfig, topology: Callable[[], Topology], hub: Mapping[str, Source]
+) -> MeshWeights | None:
+    root = config.weights_dir
+    if root is None or not (config.fetches or hub):
+        return None
+    return MeshWeights(root, config.node_id, config.site, topology, hub)

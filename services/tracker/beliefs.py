@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from meshnet.directive import Directive, DirectiveKind, FailureKind
@@ -10,12 +11,18 @@ from meshnet.sizes import format_size
 
 @dataclass(slots=True)
 class Belief:
-    """About one node. `refused`: bytes that it can hold at most. `stuck`: models whose drops have failed; `barred`:
-    models whose files it cannot load."""
+    """About one node. `refused`: bytes that it can hold at most. `stuck`: models whose drops have failed; `damaged`:
+    models whose files it cannot load; `sourceless`: models whose weights it could fetch from nobody."""
 
     refused: int | None = None
     stuck: set[str] = field(default_factory=set)
-    barred: set[str] = field(default_factory=set)
+    damaged: set[str] = field(default_factory=set)
+    sourceless: set[str] = field(default_factory=set)
+
+    @property
+    def barred(self) -> frozenset[str]:
+        """Models that it gets no layers of."""
+        return frozenset(self.damaged | self.sourceless)
 
     def learn(self, failed: Directive, held_bytes: int, believed_bytes: int) -> str:
         """What is believed from now on, for people; empty if the failure tells nothing.
@@ -29,8 +36,11 @@ class Belief:
             case FailureKind.STALE_PLAN:
                 return ""
             case FailureKind.BAD_FILES:
-                self.barred.add(failed.model_id)
+                self.damaged.add(failed.model_id)
                 return f"cannot load {failed.model_id}"
+            case FailureKind.NO_SOURCE:
+                self.sourceless.add(failed.model_id)
+                return f"cannot fetch {failed.model_id}, until a node that has its files registers"
             case FailureKind.NO_ANSWER:
                 return self._refuse(held_bytes)
             case _:
@@ -52,6 +62,13 @@ class Beliefs:
 
     def to_change(self, node_id: str) -> Belief:
         return self._beliefs.setdefault(node_id, Belief())
+
+    def may_fetch(self, model_ids: Collection[str]) -> set[str]:
+        """Somebody may have these models now. Returns the nodes that could not fetch them until then."""
+        changed = {i for i, belief in self._beliefs.items() if not belief.sourceless.isdisjoint(model_ids)}
+        for node_id in changed:
+            self._beliefs[node_id].sourceless.difference_update(model_ids)
+        return changed
 
     def forget(self, node_id: str) -> None:
         self._beliefs.pop(node_id, None)

@@ -91,15 +91,23 @@ class Mesh:
         how = "joined" if outcome.is_new else "is back as a new process" if outcome.restarted else "registered again"
         self._note(f"node {node_id} {how}: {described(node, manifests)}")
         for model_id in outcome.other_revisions:
-            text = f"node {node_id} has another revision of {model_id} than the mesh serves; it gets no layers of it"
+            then = "fetches the mesh's if it gets layers" if node.fetches else "gets no layers of it"
+            text = f"node {node_id} has another revision of {model_id} than the mesh serves; it {then}"
             self._note(text, logging.WARNING)
+        self._placing.registered(node_id)
+        self._unplanned |= self._placing.may_fetch(self._sources(node, manifests))
         for model_id in self._deployments.due():
             kv = self.settings.auto_kv_precision
             self._deploy(self.wished(model_id, self.settings.auto_kv_tokens, 0, kv_precision=kv))
         return self._replan(now)
 
-    def refused_models(self, manifests: Sequence[ModelManifest]) -> dict[str, str]:
-        """Of a node's models those that the mesh serves otherwise, each with the reason, for people."""
+    def refused_models(self, manifests: Sequence[ModelManifest], *, fetches: bool = False) -> dict[str, str]:
+        """Of a node's models those that the mesh serves otherwise, each with the reason, for people.
+
+        A node that `fetches` weights gets layers of them all the same.
+        """
+        if fetches:
+            return {}
         return {
             manifest.model_id: (
                 f"this node's files of {manifest.model_id} are another revision than the mesh serves: "
@@ -281,6 +289,8 @@ class Mesh:
     def undeploy(self, model_id: str, now: float) -> Effects:
         """Raises UnknownModel for a model that is not deployed."""
         self._deployments.remove(model_id)
+        # Deployed again it may be of another revision, which others have.
+        self._unplanned |= self._placing.may_fetch({model_id})
         return self._replan(now)
 
     def deployed(self, model_id: str) -> DeployedModel:
@@ -389,7 +399,11 @@ class Mesh:
 
     def _published(self, node_id: str) -> Node | None:
         node = self.registry.node(node_id)
-        return published(node, self.ledger.open(node_id)) if node else None
+        return published(node, self.ledger.open(node_id), self.registry.manifests) if node else None
+
+    def _sources(self, node: Node, manifests: Sequence[ModelManifest]) -> set[str]:
+        """Models that others can fetch from the node."""
+        return {m.model_id for m in manifests if not node.stub and self.registry.is_served(m)}
 
     def _note(self, text: str, level: int = logging.INFO) -> None:
         self._notes.append(Note(text, level))

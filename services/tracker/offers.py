@@ -10,7 +10,7 @@ from meshnet.model import ModelManifest
 class Offers:
     """Of each model the mesh knows one revision: the pinned one, else that of the node that has offered it longest.
 
-    Methods that may change the revision of a model return the ids of all nodes that this matters to.
+    Methods that may change the known revision of a model return the ids of the models of which they did.
     """
 
     def __init__(self) -> None:
@@ -40,7 +40,7 @@ class Offers:
         known = self.manifests.get(manifest.model_id)
         self.manifests[manifest.model_id] = manifest
         self._pinned.add(manifest.model_id)
-        return set() if known == manifest else set(self._offered.get(manifest.model_id, ()))
+        return set() if known == manifest else {manifest.model_id}
 
     def unpin(self, model_id: str) -> set[str]:
         self._pinned.discard(model_id)
@@ -58,7 +58,7 @@ class Offers:
 
     def _settle(self, model_ids: set[str] | frozenset[str]) -> set[str]:
         """Keeps the known revision of a model while a node offers it."""
-        concerned: set[str] = set()
+        changed: set[str] = set()
         for model_id in model_ids - self._pinned:
             offered = self._offered.get(model_id, {})
             known = self.manifests.get(model_id)
@@ -68,8 +68,8 @@ class Offers:
                 self.manifests[model_id] = next(iter(offered.values()))
             else:
                 self.manifests.pop(model_id, None)
-            concerned |= offered.keys()
-        return concerned
+            changed.add(model_id)
+        return changed
 
 
 def _is_offered(known: ModelManifest, offered: Mapping[str, ModelManifest]) -> bool:

@@ -49,7 +49,7 @@ class Placing:
                 self.ledger.open(node_id),
                 belief.refused,
                 frozenset(belief.stuck),
-                frozenset(belief.barred),
+                belief.barred,
             )
         )
 
@@ -58,6 +58,14 @@ class Placing:
         self.ledger.fail_node(node_id, why)
         self._beliefs.forget(node_id)
         self._heard_at.pop(node_id, None)
+
+    def registered(self, node_id: str) -> None:
+        """What it could not fetch it may try again."""
+        self._beliefs.of(node_id).sourceless.clear()
+
+    def may_fetch(self, model_ids: Collection[str]) -> set[str]:
+        """As Beliefs.may_fetch."""
+        return self._beliefs.may_fetch(model_ids)
 
     def heard(self, node_id: str, now: float) -> None:
         """The node has said something of a directive."""

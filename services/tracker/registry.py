@@ -19,6 +19,7 @@ MAX_LAYERS = 4096
 MAX_MODEL_BYTES = 2**50
 MAX_SHARDS = 4096
 MAX_FAILURE_CHARS = 2000
+MAX_REVISION_CHARS = 256
 MAX_MEASUREMENTS = 1000
 
 
@@ -70,10 +71,10 @@ class Registry:
 
     def pin(self, manifest: ModelManifest) -> None:
         """Keeps this revision of a model, whatever the nodes that come and go have."""
-        self.changed |= self._offers.pin(manifest)
+        self._revisions_changed(self._offers.pin(manifest))
 
     def unpin(self, model_id: str) -> None:
-        self.changed |= self._offers.unpin(model_id)
+        self._revisions_changed(self._offers.unpin(model_id))
 
     def register(self, node: Node, incarnation: str, manifests: Sequence[ModelManifest], now: float) -> Registered:
         """Adds the node, or replaces its older self. What it reports to hold is taken over.
@@ -85,7 +86,7 @@ class Registry:
         _check_node(node, incarnation)
         for manifest in manifests:
             _check_manifest(manifest)
-        _check_shards(node.node_id, node.shards, by_id)
+        _check_shards(node, node.shards, by_id)
         check_probes(node.node_id, node.probes)
         check_measurements(node.node_id, node.speeds, node.links)
         old = self._members.get(node.node_id)
@@ -101,7 +102,8 @@ class Registry:
             if restarted:
                 member.superseded.append(old.incarnation)
         self._members[node.node_id] = member
-        self.changed |= {node.node_id} | self._offers.put(node.node_id, by_id)
+        self.changed.add(node.node_id)
+        self._revisions_changed(self._offers.put(node.node_id, by_id))
         others = sorted(m.model_id for m in manifests if not self._offers.is_served(m))
         return Registered(old is None, restarted, tuple(others))
 
@@ -135,7 +137,7 @@ class Registry:
 
     def check_shards(self, member: Member, shards: Sequence[Shard]) -> None:
         """Raises InvalidRequest for shards that the node cannot have."""
-        _check_shards(member.node.node_id, shards, member.manifests)
+        _check_shards(member.node, shards, member.manifests)
 
     def leave(self, node_id: str, incarnation: str) -> None:
         self.member(node_id, incarnation)
@@ -199,9 +201,19 @@ class Registry:
         """Nodes that have the model's files at the revision that the mesh serves, by id."""
         return self._offers.holders(model_id)
 
+    def _revisions_changed(self, model_ids: set[str]) -> None:
+        """The mesh knows these models at another revision now: that matters to who has files or layers of them."""
+        if not model_ids:
+            return
+        for node_id, member in self._members.items():
+            held = {shard.model_id for shard in member.node.shards}
+            if not model_ids.isdisjoint(member.manifests.keys() | held):
+                self.changed.add(node_id)
+
     def _remove(self, node_id: str) -> None:
         del self._members[node_id]
-        self.changed |= {node_id} | self._offers.remove(node_id)
+        self.changed.add(node_id)
+        self._revisions_changed(self._offers.remove(node_id))
 
     def _here(self, node_id: str) -> Member:
         if node_id not in self._members:
@@ -241,20 +253,32 @@ def _check_manifest(manifest: ModelManifest) -> None:
         raise InvalidRequest(f"{name} has sizes over the limit of {MAX_MODEL_BYTES} bytes")
 
 
-def _check_shards(node_id: str, shards: Iterable[Shard], manifests: dict[str, ModelManifest]) -> None:
-    shards = tuple(shards)
+def _check_shards(node: Node, shards: Iterable[Shard], manifests: dict[str, ModelManifest]) -> None:
+    shards, node_id = tuple(shards), node.node_id
     if len(shards) > MAX_SHARDS:
         raise InvalidRequest(f"node {node_id} reports {len(shards)} shards, over the limit of {MAX_SHARDS}")
+    fetched = []
     for shard in shards:
-        manifest = manifests.get(shard.model_id)
-        if manifest is None:
-            raise InvalidRequest(f"node {node_id} reports a shard of {shard.model_id!r} but no manifest of that model")
         if max(shard.bytes_done, shard.bytes_total) > MAX_MODEL_BYTES:
             raise InvalidRequest(f"node {node_id} reports a shard over the limit of {MAX_MODEL_BYTES} bytes")
-        if shard.layers.end > manifest.num_layers:
+        manifest = manifests.get(shard.model_id)
+        if node.fetches and (manifest is None or shard.revision not in ("", manifest.revision)):
+            fetched.append(shard)
+        elif manifest is None:
+            raise InvalidRequest(f"node {node_id} reports a shard of {shard.model_id!r} but no manifest of that model")
+        elif shard.layers.end > manifest.num_layers:
             raise InvalidRequest(
                 f"node {node_id} reports layers {shard.layers} of {shard.model_id}, which has {manifest.num_layers}"
             )
+    _check_fetched(node_id, fetched)
+
+
+def _check_fetched(node_id: str, shards: Sequence[Shard]) -> None:
+    """No manifest of the node's own says what these are of: any may be, of a reasonable size."""
+    if sum(len(shard.layers) for shard in shards) > MAX_LAYERS or any(s.layers.end > MAX_LAYERS for s in shards):
+        raise InvalidRequest(f"node {node_id} reports fetched layers over the limit of {MAX_LAYERS}")
+    if any(len(shard.revision) > MAX_REVISION_CHARS for shard in shards):
+        raise InvalidRequest(f"node {node_id} reports a revision of over {MAX_REVISION_CHARS} characters")
 
 
 def check_probes(node_id: str, probes: Sequence[RouteProbe]) -> None:

@@ -48,7 +48,7 @@ class TrackerServicer(tracker_pb2_grpc.TrackerServicer):
             )
         )
         config = self._tracker.config
-        refused = self._mesh.refused_models(manifests)
+        refused = self._mesh.refused_models(manifests, fetches=node.fetches)
         return tracker_pb2.RegisterResponse(
             lease_seconds=config.lease_seconds,
             heartbeat_seconds=config.heartbeat_seconds,

@@ -2,23 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from meshnet.directive import Directive, DirectiveKind, DirectiveState
 from meshnet.model import KvPrecision, LayerRange, ModelManifest, merge_layers
 from meshnet.sizes import format_size
 from meshnet.topology import DeployedModel, Node, Shard, ShardState
+from services.tracker.revisions import is_of_revision
 
 
-def published(node: Node, directives: Iterable[Directive]) -> Node:
-    """The node as the topology shows it. `directives` are its open ones, in the order of issue."""
-    shards = tuple(shard for shard in node.shards if shard.model_id in node.available_models)
+def published(node: Node, directives: Iterable[Directive], manifests: Mapping[str, ModelManifest]) -> Node:
+    """The node as the topology shows it: with shards of the revisions that the mesh serves, which need not be named.
+
+    `directives` are its open ones, in the order of issue; `manifests` the models that the mesh knows.
+    """
+
+    def is_served(what: Shard | Directive) -> bool:
+        known = manifests.get(what.model_id)
+        return (
+            known is not None
+            and what.layers.end <= known.num_layers
+            and is_of_revision(node, what.model_id, what.revision, known.revision)
+        )
+
+    shards = tuple(replace(shard, revision="") for shard in node.shards if is_served(shard))
     for directive in directives:
         if directive.kind is DirectiveKind.DROP_SHARD:
             shards = without(shards, directive.model_id, directive.layers)
-        else:
-            shards = with_loading(shards, directive)
+        elif is_served(directive):
+            shards = with_loading(shards, replace(directive, revision=""))
     return replace(node, shards=merged(shards))
 
 
@@ -61,6 +74,7 @@ def with_loading(
         state,
         directive.bytes_done if state is ShardState.LOADING else directive.bytes_total,
         directive.bytes_total,
+        directive.revision,
     )
     new = frozenset(directive.layers.layers) - held
     return (*shards, *(_part(whole, part) for part in merge_layers(new)))
@@ -92,7 +106,8 @@ def described(node: Node, manifests: Sequence[ModelManifest]) -> str:
     """A node that joins, in one line of the log."""
     kind = "stub" if node.stub else "tracker-node's node" if node.tracker_node else "node"
     models = ", ".join(sorted(manifest.model_id for manifest in manifests)) or "no models"
-    return f"{kind} at {node.forward_address}, {format_size(node.vram_bytes)} at {node.quantization}, files of {models}"
+    lends = f"{format_size(node.vram_bytes)} at {node.quantization}"
+    return f"{kind} at {node.forward_address}, {lends}, files of {models}{', fetches' * node.fetches}"
 
 
 def described_model(model: DeployedModel) -> str:
@@ -106,7 +121,7 @@ def described_model(model: DeployedModel) -> str:
 
 def layers_of(shards: Sequence[Shard]) -> list[tuple[object, ...]]:
     """What matters of a node's shards for a plan: not how far a load has come."""
-    return [(shard.model_id, shard.layers, shard.quantization, shard.state) for shard in shards]
+    return [(shard.model_id, shard.layers, shard.quantization, shard.state, shard.revision) for shard in shards]
 
 
 def _part(shard: Shard, layers: LayerRange) -> Shard:

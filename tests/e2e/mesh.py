@@ -29,7 +29,7 @@ STOP_ALL_SECONDS = 60.0
 @dataclass(frozen=True)
 class NodeSpec:
     """A node to start. `vram` is a size as the command line takes it. `models` (ID=PATH): its own files, where they are
-    not those of the whole mesh."""
+    not those of the whole mesh; empty: it has none."""
 
     node_id: str
     vram: str
@@ -37,7 +37,7 @@ class NodeSpec:
     tracker_node: bool = False
     stub: bool = False
     options: tuple[str, ...] = ()
-    models: tuple[str, ...] = ()
+    models: tuple[str, ...] | None = None
 
 
 @dataclass
@@ -106,7 +106,7 @@ class Mesh:
                 *("--node-id", spec.node_id, "--vram", spec.vram, "--quantization", spec.quantization),
                 *("--threads", "1", *["--tracker-node"] * spec.tracker_node, *["--stub"] * spec.stub),
                 *spec.options,
-                *_model_options(spec.models or self.models),
+                *_model_options(self.models if spec.models is None else spec.models),
             ],
             re.compile(r"listening on (\S+) \(gRPC (\S+)\)"),
             START_SECONDS,

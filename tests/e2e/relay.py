@@ -5,16 +5,22 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 Address = tuple[str, int]
 
 
 class Relay:
-    """Passes bytes from clients to a server and back. Closing it cuts all connections."""
+    """Passes bytes from clients to a server and back. Closing it cuts all connections.
 
-    def __init__(self, listen: Address, server: Address) -> None:
+    `budget`: after so many bytes from the server nothing more comes through, and nobody is told; None: no limit.
+    """
+
+    def __init__(self, listen: Address, server: Address, budget: int | None = None) -> None:
         self._server = server
+        self._budget = budget
+        self.answered_bytes = 0
+        self.stalled = threading.Event()
         self._lock = threading.Lock()
         self._sockets: list[socket.socket] | None = []
         self._listener = socket.create_server(listen)
@@ -46,23 +52,36 @@ class Relay:
                     server.close()
                     return
                 self._sockets += [client, server]
-            for source, sink in ((client, server), (server, client)):
-                self._threads.append(threading.Thread(target=_pump, args=(source, sink), daemon=True))
+            for source, sink, passes in ((client, server, _always), (server, client, self._passes)):
+                self._threads.append(threading.Thread(target=_pump, args=(source, sink, passes), daemon=True))
                 self._threads[-1].start()
+
+    def _passes(self, num_bytes: int) -> bool:
+        with self._lock:
+            self.answered_bytes += num_bytes
+            if self._budget is None or self.answered_bytes <= self._budget:
+                return True
+            self.stalled.set()
+            return False
 
 
 @contextlib.contextmanager
-def relay(listen: Address, server: Address) -> Iterator[None]:
-    opened = Relay(listen, server)
+def relay(listen: Address, server: Address, budget: int | None = None) -> Iterator[Relay]:
+    opened = Relay(listen, server, budget)
     try:
-        yield
+        yield opened
     finally:
         opened.close()
 
 
-def _pump(source: socket.socket, sink: socket.socket) -> None:
+def _always(num_bytes: int) -> bool:
+    return True
+
+
+def _pump(source: socket.socket, sink: socket.socket, passes: Callable[[int], bool]) -> None:
     with contextlib.suppress(OSError):
         while data := source.recv(65536):
-            sink.sendall(data)
+            if passes(len(data)):
+                sink.sendall(data)
     with contextlib.suppress(OSError):
         sink.shutdown(socket.SHUT_WR)

@@ -225,7 +225,7 @@ def test_generations_outlive_the_tracker(eight: None, admin: Admin, mesh: Mesh) 
 
 def test_a_node_with_another_revision_gets_no_layers(eight: None, admin: Admin, mesh: Mesh, tmp_path: Path) -> None:
     other = save_tiny_llama(tmp_path / "other", seed=1, num_layers=NUM_LAYERS, context_length=512)
-    mesh.start_nodes([NodeSpec("stranger", room_for(4), models=(f"{MODEL}={other}",))])
+    mesh.start_nodes([NodeSpec("stranger", room_for(4), models=(f"{MODEL}={other}",), options=("--no-fetch",))])
     mesh.nodes["stranger"].wait_for("the mesh refuses a model: this node's files of tiny are another revision")
     admin.settle()
     assert admin.held()["stranger"] == []

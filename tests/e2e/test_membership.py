@@ -78,7 +78,7 @@ def test_a_node_with_other_weights_of_the_model_is_told_so_and_gets_no_layers(we
     other = save_tiny_llama(tmp_path / "other", seed=1)
     with running_mesh([f"{MODEL}={weights}"], [NodeSpec("a", "64MB", tracker_node=True)], deploy=[MODEL]) as mesh:
         mesh.models = [f"{MODEL}={other}"]
-        mesh.start_nodes([NodeSpec("x", "64MB")])
+        mesh.start_nodes([NodeSpec("x", "64MB", options=("--no-fetch",))])
         wait_until(lambda: "another revision than the mesh serves" in mesh.nodes["x"].output(), 60, "x is told")
         mesh.models = [f"{MODEL}={weights}"]
         mesh.start_nodes([NodeSpec("b", "64MB")])

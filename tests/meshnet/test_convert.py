@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshnet import convert
-from meshnet.directive import Directive, DirectiveKind, DirectiveState
+from meshnet.directive import Directive, DirectiveKind, DirectiveState, FailureKind
 from meshnet.errors import InvalidRequest
 from meshnet.model import KvPrecision, LayerRange, ModelManifest, Quantization, WeightBytes
 from meshnet.topology import DeployedModel, Node, Shard, ShardState, Topology
@@ -41,6 +41,7 @@ SHARDS = st.builds(
     st.sampled_from(ShardState),
     bytes_done=COUNTS,
     bytes_total=COUNTS,
+    revision=st.text(max_size=8),
 )
 NODES = st.builds(
     Node,
@@ -59,6 +60,7 @@ NODES = st.builds(
     software_version=st.text(max_size=8),
     device=st.text(max_size=8),
     alive=st.booleans(),
+    fetches=st.booleans(),
 )
 DIRECTIVES = st.builds(
     Directive,
@@ -77,6 +79,7 @@ DIRECTIVES = st.builds(
     bytes_total=COUNTS,
     failure=st.text(max_size=20),
     kv_precision=st.sampled_from(KvPrecision),
+    failure_kind=st.none() | st.sampled_from(FailureKind),
 )
 MODELS = st.builds(DeployedModel, MANIFESTS, COUNTS, st.integers(-9, 9), kv_precision=st.sampled_from(KvPrecision))
 

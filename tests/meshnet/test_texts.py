@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from meshnet.addresses import is_loopback, join_address, split_address
 from meshnet.errors import InvalidRequest
 from meshnet.model import LayerRange, merge_layers
-from meshnet.model_files import locate_models
+from meshnet.model_files import HubModel, local_models, locate_models
 from meshnet.sizes import format_size, parse_size
 
 
@@ -77,7 +77,20 @@ def test_models_have_the_id_that_is_given_or_their_files_name(tmp_path: Path) ->
     (tmp_path / "notes.txt").touch()
     assert set(locate_models([f"mine={directory}", str(gguf)])) == {"mine", "small.q4"}
     assert set(locate_models([], tmp_path)) == {"big-llama", "small.q4"}
-    assert locate_models([str(gguf)], tmp_path)["small.q4"].is_gguf
+    assert local_models(locate_models([str(gguf)], tmp_path))["small.q4"].is_gguf
+
+
+def test_models_of_a_hub_are_named_by_repository_and_revision() -> None:
+    found = locate_models(["hf:Org/Some-Model", "mine=hf:Org/Other@refs/pr/1", "hf:gpt2@607a30d"])
+    assert found == {
+        "some-model": HubModel("some-model", "Org/Some-Model", "main"),
+        "mine": HubModel("mine", "Org/Other", "refs/pr/1"),
+        "gpt2": HubModel("gpt2", "gpt2", "607a30d"),
+    }
+    assert local_models(found) == {}
+    for wrong in ("hf:", "hf:a/b/c", "hf:../x", "hf:a/b@", "hf:a b"):
+        with pytest.raises(InvalidRequest, match="no model of the hub"):
+            locate_models([wrong])
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from meshnet.errors import InvalidRequest, UnknownModel, WrongLayers
@@ -21,7 +22,13 @@ class ShardTable:
     def set_loading(self, spec: ShardSpec, bytes_done: int, bytes_total: int) -> None:
         model_id = spec.manifest.model_id
         self._loading[model_id, spec.layers] = Shard(
-            model_id, spec.layers, spec.quantization, ShardState.LOADING, bytes_done, bytes_total
+            model_id,
+            spec.layers,
+            spec.quantization,
+            ShardState.LOADING,
+            bytes_done,
+            bytes_total,
+            spec.manifest.revision,
         )
 
     def loading_ended(self, spec: ShardSpec) -> None:
@@ -97,17 +104,20 @@ class ShardTable:
 
     def listing(self) -> tuple[Shard, ...]:
         """The shards as the tracker wants them: ready ones as the fewest ranges, then the loading ones."""
-        ready = [
-            self._ready_shard(model_id, layers, quantization)
-            for model_id, held in sorted(self._ready.items())
-            for quantization in sorted({spec.quantization for spec in held.values()})
-            for layers in merge_layers({i for i, spec in held.items() if spec.quantization is quantization})
-        ]
+        ready = [shard for _, held in sorted(self._ready.items()) for shard in _ready_shards(held)]
         return (*ready, *(replace(shard) for _, shard in sorted(self._loading.items())))
 
-    def _ready_shard(self, model_id: str, layers: LayerRange, quantization: Quantization) -> Shard:
-        size = self.manifest(model_id).weight_bytes(layers, quantization)
-        return Shard(model_id, layers, quantization, ShardState.READY, size, size)
+
+def _ready_shards(held: Mapping[int, ShardSpec]) -> Iterator[Shard]:
+    """Of one model, by quantization and revision."""
+    alike: dict[tuple[Quantization, str], dict[int, ModelManifest]] = {}
+    for layer, spec in held.items():
+        alike.setdefault((spec.quantization, spec.manifest.revision), {})[layer] = spec.manifest
+    for (quantization, revision), manifests in sorted(alike.items()):
+        for layers in merge_layers(set(manifests)):
+            manifest = manifests[layers.start]
+            size = manifest.weight_bytes(layers, quantization)
+            yield Shard(manifest.model_id, layers, quantization, ShardState.READY, size, size, revision)
 
 
 def _listed(ranges: tuple[LayerRange, ...]) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 from meshnet.model import KvPrecision, LayerRange, ModelManifest, Quantization
@@ -113,13 +114,15 @@ Result = Buffer | int | None | Exception
 
 @dataclass(frozen=True, slots=True)
 class ShardSpec:
-    """A shard to load. `kv_tokens`: tokens that its KV cache must have room for."""
+    """A shard to load. `kv_tokens`: tokens that its KV cache must have room for. `fetched`: folder of its weights where
+    they are not the node's own files."""
 
     manifest: ModelManifest
     layers: LayerRange
     quantization: Quantization
     kv_tokens: int
     kv_precision: KvPrecision = KvPrecision.BFLOAT16
+    fetched: Path | None = None
 
     @property
     def kv_bytes(self) -> int:

@@ -27,18 +27,15 @@ from services.node.engine.buffers import to_buffer, write_rows
 from services.node.engine.caches import KvCaches, StepPlan
 from services.node.engine.config import make_config
 from services.node.engine.device import free_bytes, give_back, is_out_of_memory, machine_name
-from services.node.engine.gguf_weights import GgufSource
 from services.node.engine.held_model import HeldModel
 from services.node.engine.kv_pool import allocate_pools
 from services.node.engine.loading import load_shard
 from services.node.engine.precision import BOUNDARY_DTYPE
 from services.node.engine.sampling import choose
 from services.node.engine.shard import Entry, TorchShard
+from services.node.engine.stored import open_fetched, open_files
 from services.node.engine.structure import find_structure
 from services.node.engine.trial import LayerTrial
-from services.node.engine.weights import SafetensorsSource
-from services.node.files.gguf_header import gguf_config, open_gguf
-from services.node.files.model_config import read_config
 
 _Kind = TypeVar("_Kind")
 
@@ -91,14 +88,14 @@ class TorchExecutor:
 
     def load(self, spec: ShardSpec, progress: Progress) -> LoadedShard:
         model_id = spec.manifest.model_id
-        if model_id not in self._files:
+        if not spec.fetched and model_id not in self._files:
             raise BadFiles(f"this node has no files of model {model_id!r}")
         try:
             # First of all, so that a node that cannot keep the promise reads nothing.
             kv = allocate_pools(
                 spec.manifest, spec.layers, spec.quantization, spec.kv_tokens, self._device, spec.kv_precision
             )
-            return replace(self._load(self._files[model_id], spec, progress), kv=kv)
+            return replace(self._load(spec, progress), kv=kv)
         except LoadFailed:
             raise
         # The one boundary at which the errors of torch, transformers, bitsandbytes and the file formats arrive.
@@ -139,7 +136,7 @@ class TorchExecutor:
             return [error] * len(batch)
 
     @torch.inference_mode()
-    def _load(self, files: ModelFiles, spec: ShardSpec, progress: Progress) -> TorchShard:
+    def _load(self, spec: ShardSpec, progress: Progress) -> TorchShard:
         total = spec.manifest.weight_bytes(spec.layers, spec.quantization)
         loaded = given_back = 0
 
@@ -151,14 +148,10 @@ class TorchExecutor:
                 given_back = loaded
             progress(min(loaded, total), total)
 
-        if files.is_gguf:
-            reader = open_gguf(files)
-            stated = gguf_config(reader)
-            structure = find_structure(make_config(stated))
-            source = GgufSource(reader, stated, spec.manifest.num_layers)
-            return load_shard(spec, structure, source, self._device, on_bytes)
-        structure = find_structure(make_config(read_config(files)))
-        return load_shard(spec, structure, SafetensorsSource(files, structure.base), self._device, on_bytes)
+        stored = open_fetched(spec.fetched) if spec.fetched else open_files(self._files[spec.manifest.model_id])
+        structure = find_structure(make_config(stored.config))
+        source = stored.source(structure.base, spec.manifest.num_layers)
+        return load_shard(spec, structure, source, self._device, on_bytes)
 
     @torch.inference_mode()
     def _run(self, batch: Sequence[Work]) -> list[Result]:

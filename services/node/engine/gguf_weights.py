@@ -27,10 +27,16 @@ _GPT2_TRANSPOSED = ("attn_qkv.weight", "attn_output.weight", "ffn_up.weight", "f
 
 
 class GgufSource:
-    """A WeightSource (see services.node.engine.weights) over an opened GGUF file."""
+    """A WeightSource (see services.node.engine.weights) over an opened GGUF file.
 
-    def __init__(self, reader: gguf.GGUFReader, config: Config, num_layers: int) -> None:
+    `present`: stored names of the tensors that may be read, where the file has holes; None: all.
+    """
+
+    def __init__(
+        self, reader: gguf.GGUFReader, config: Config, num_layers: int, present: Collection[str] | None = None
+    ) -> None:
         self._tensors = {tensor.name: tensor for tensor in reader.tensors}
+        self._present = self._tensors.keys() if present is None else present
         self._file = reader.data._mmap
         self._config = config
         self._names = gguf.get_tensor_name_map(_ARCHITECTURES[config["model_type"]], num_layers)
@@ -42,6 +48,8 @@ class GgufSource:
         stored = self._stored_name(name)
         if stored is None:
             raise BadFiles(f"the GGUF file lacks the tensor {name!r}")
+        if stored not in self._present:
+            raise BadFiles(f"tensor {stored!r} has not been fetched")
         try:
             tensor = _dequantize(self._tensors[stored], dtype)
         except (NotImplementedError, ValueError) as error:

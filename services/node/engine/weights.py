@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 from safetensors import SafetensorError, safe_open
 
 from meshnet.errors import BadFiles
-from meshnet.model_files import ModelFiles
 from services.node.files.manifest import COMPUTED
-from services.node.files.safetensors_header import read_directory
+from services.node.files.safetensors_header import TensorHeader
 
 # Names that checkpoints store under another name than the module has in this version of transformers.
 _STORED_AS = {"lm_head.weight": "embed_out.weight"}
@@ -47,12 +47,20 @@ class SafetensorsSource:
     """The safetensors files of a directory. Each read maps the file for as long as it takes to copy the one tensor:
     what was read of a mapped file counts as the process's memory until it is unmapped.
 
-    `prefix` is what stands before the names of the base model; checkpoints of the base model alone lack it.
+    `tensors`: all of the model, by stored name. `present`: those of them that may be read, where the files have holes;
+    None: all. `prefix` is what stands before the names of the base model; checkpoints of the base model alone lack it.
     """
 
-    def __init__(self, files: ModelFiles, prefix: str) -> None:
-        self._directory = files.path
-        self._tensors = read_directory(files.path)
+    def __init__(
+        self,
+        directory: Path,
+        tensors: Mapping[str, TensorHeader],
+        prefix: str,
+        present: Collection[str] | None = None,
+    ) -> None:
+        self._directory = directory
+        self._tensors = tensors
+        self._present = tensors.keys() if present is None else present
         self._experts = _stacks_of_experts(self._tensors)
         self._prefix = f"{prefix}."
 
@@ -103,6 +111,8 @@ class SafetensorsSource:
     @contextmanager
     def _reading(self, stored: str) -> Iterator[Any]:
         """The file of a tensor, open and mapped until the end. Raises BadFiles if it cannot be read."""
+        if stored not in self._present:
+            raise BadFiles(f"tensor {stored!r} has not been fetched")
         file = self._tensors[stored].file
         try:
             with safe_open(str(self._directory / file), framework="pt", device="cpu") as opened:

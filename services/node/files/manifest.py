@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from meshnet.errors import LoadFailed
-from meshnet.model import ModelManifest, WeightBytes
+from meshnet.model import LayerRange, ModelManifest, WeightBytes
 from meshnet.model_files import ModelFiles
-from services.node.files.gguf_header import gguf_config, gguf_tensors, open_gguf
-from services.node.files.model_config import Config, ModelShape, model_shape, read_config
-from services.node.files.safetensors_header import TensorHeader, read_directory
-from services.node.files.support import check_supported
-from services.node.files.weight_samples import sample_digests
+from services.node.files.description import Description, describe
+from services.node.files.model_config import ModelShape, model_shape
+from services.node.files.safetensors_header import TensorHeader
 
 NF4_BLOCK = 64
 _SCALE_BYTES = 4
@@ -37,8 +32,6 @@ _MIXTURE = re.compile(r"(?:^|\.)experts\.")
 # Stored as [in, out]: the matrices of the one, the experts of the other.
 _IN_OUT_MATRICES = "gpt2"
 _IN_OUT_EXPERTS = "gpt_oss"
-# These say where a config was written, not what it means.
-_VOLATILE_KEYS = ("_name_or_path", "transformers_version")
 
 
 @dataclass(slots=True)
@@ -51,15 +44,20 @@ class _Sorted:
 
 def read_manifest(files: ModelFiles) -> ModelManifest:
     """Describes a model without loading it. Raises LoadFailed, with the reason, if it cannot be served."""
-    config, tensors = _read(files)
+    return manifest_of(files.model_id, describe(files))
+
+
+def manifest_of(model_id: str, description: Description) -> ModelManifest:
+    """What the description makes of the model. Raises LoadFailed, with the reason, if it cannot be served."""
+    config = description.config
     shape = model_shape(config)
-    parts = _sort(tensors, shape)
+    parts = _sort(description.tensors, shape)
     _check_layers(parts.layers, shape)
     _check_entry(parts.entry, shape)
-    model_type = "" if files.is_gguf else config["model_type"]
+    model_type = "" if description.is_gguf else config["model_type"]
     return ModelManifest(
-        model_id=files.model_id,
-        revision=_revision(config, tensors, files.path.parent if files.is_gguf else files.path),
+        model_id=model_id,
+        revision=description.revision(),
         architecture=str((config.get("architectures") or [config["model_type"]])[0]),
         hidden_size=shape.hidden_size,
         vocab_size=shape.vocab_size,
@@ -71,25 +69,35 @@ def read_manifest(files: ModelFiles) -> ModelManifest:
     )
 
 
-def _read(files: ModelFiles) -> tuple[Config, dict[str, TensorHeader]]:
-    if not files.is_gguf:
-        return read_config(files), read_directory(files.path)
-    reader = open_gguf(files)
-    config = gguf_config(reader)
-    check_supported(config)
-    return config, gguf_tensors(reader)
+def shard_tensors(description: Description, layers: LayerRange) -> frozenset[str]:
+    """Stored names of the tensors that a shard is made of: those of its layers, and if it starts at layer 0 those of
+    the entry."""
+    shape = model_shape(description.config)
+    return frozenset(
+        name
+        for name in description.tensors
+        if (place := _place(name, shape)) and (layers.start == 0 if place[0] is None else place[0] in layers)
+    )
 
 
 def _sort(tensors: Mapping[str, TensorHeader], shape: ModelShape) -> _Sorted:
     parts = _Sorted()
     for name, tensor in tensors.items():
-        if COMPUTED.search(name):
-            continue
-        if match := _LAYER.search(name):
-            parts.layers.setdefault(int(match[1]), {})[match[2]] = tensor
-        elif not (shape.tied_head and _HEAD.search(name)):
-            parts.entry[name] = tensor
+        match _place(name, shape):
+            case (int(layer), inner):
+                parts.layers.setdefault(layer, {})[inner] = tensor
+            case (None, _):
+                parts.entry[name] = tensor
     return parts
+
+
+def _place(name: str, shape: ModelShape) -> tuple[int | None, str] | None:
+    """The layer of a tensor (None: it is of the entry) and its name there. None: it is not used."""
+    if COMPUTED.search(name):
+        return None
+    if match := _LAYER.search(name):
+        return int(match[1]), match[2]
+    return None if shape.tied_head and _HEAD.search(name) else (None, name)
 
 
 def _check_layers(layers: Mapping[int, Mapping[str, TensorHeader]], shape: ModelShape) -> None:
@@ -161,15 +169,3 @@ def _total(sizes: Iterable[WeightBytes]) -> WeightBytes:
         nf4=sum(size.nf4 for size in sizes),
         float32=sum(size.float32 for size in sizes),
     )
-
-
-def _revision(config: Config, tensors: Mapping[str, TensorHeader], folder: Path) -> str:
-    """Equal on all nodes that hold the same config and the same tensors, whatever files these lie in.
-
-    Of large tensors a few blocks count, so models that differ only between these have the same one (see ADR 7).
-    GGUF and safetensors files of one model are different weights, and have different ones.
-    """
-    stated = {key: value for key, value in config.items() if key not in _VOLATILE_KEYS}
-    digests = sample_digests(folder, tensors)
-    described = sorted((name, tensor.shape, tensor.dtype, digests[name]) for name, tensor in tensors.items())
-    return hashlib.sha256(json.dumps([stated, described], sort_keys=True).encode()).hexdigest()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -54,21 +54,36 @@ def read_directory(directory: Path) -> dict[str, TensorHeader]:
 def read_header(path: Path) -> dict[str, TensorHeader]:
     """The tensors of one safetensors file. Raises BadFiles if the header does not describe the file."""
     try:
-        header, data_begin, data_bytes = _read_json(path)
+        file_bytes = path.stat().st_size
+        with path.open("rb") as file:
+            length = header_length(path.name, file.read(_LENGTH_BYTES), file_bytes)
+            return parse_header(path.name, file.read(length), file_bytes)
     except OSError as error:
         raise BadFiles(f"{path.name} cannot be read: {error.strerror}") from error
+
+
+def header_length(file: str, first: bytes, file_bytes: int) -> int:
+    """Bytes of the header behind the first eight of a file. Raises BadFiles."""
+    length = int.from_bytes(first, "little")
+    if file_bytes < _LENGTH_BYTES or not 2 <= length <= min(MAX_HEADER_BYTES, file_bytes - _LENGTH_BYTES):
+        raise BadFiles(f"{file} is not a safetensors file, or is cut short: its header does not fit in it")
+    return length
+
+
+def parse_header(file: str, text: bytes, file_bytes: int) -> dict[str, TensorHeader]:
+    """The tensors of a file with this header. Raises BadFiles if it does not describe a file of so many bytes."""
+    data_begin = _LENGTH_BYTES + len(text)
     return {
-        name: _parse_entry(path.name, name, entry, data_begin, data_bytes)
-        for name, entry in header.items()
+        name: _parse_entry(file, name, entry, data_begin, file_bytes - data_begin)
+        for name, entry in parse_object(file, text).items()
         if name != "__metadata__"
     }
 
 
-def _read_indexed(directory: Path) -> dict[str, TensorHeader]:
-    try:
-        index = _parse_json(INDEX_FILE, (directory / INDEX_FILE).read_bytes())
-    except OSError as error:
-        raise BadFiles(f"{INDEX_FILE} cannot be read: {error.strerror}") from error
+def indexed_tensors(
+    index: Mapping[str, Any], read: Callable[[str], Mapping[str, TensorHeader]]
+) -> dict[str, TensorHeader]:
+    """The tensors that an index names; `read` gives those of one file. Raises BadFiles."""
     weight_map = index.get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise BadFiles(f"{INDEX_FILE} has no weight_map")
@@ -76,32 +91,30 @@ def _read_indexed(directory: Path) -> dict[str, TensorHeader]:
     for file in sorted({str(file) for file in weight_map.values()}):
         if Path(file).name != file:
             raise BadFiles(f"{INDEX_FILE} names {file!r}, which is not a file beside it")
-        tensors |= read_header(directory / file)
+        tensors |= read(file)
     missing = sorted(set(weight_map) - set(tensors))
     if missing:
         raise BadFiles(f"{INDEX_FILE} names tensors that no file holds: {', '.join(missing[:3])}")
     return {name: tensors[name] for name in weight_map}
 
 
-def _read_json(path: Path) -> tuple[Mapping[str, Any], int, int]:
-    """The header of a file, where the data behind it begins, and how many bytes these are."""
-    file_bytes = path.stat().st_size
-    with path.open("rb") as file:
-        length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
-        if file_bytes < _LENGTH_BYTES or not 2 <= length <= min(MAX_HEADER_BYTES, file_bytes - _LENGTH_BYTES):
-            raise BadFiles(f"{path.name} is not a safetensors file, or is cut short: its header does not fit in it")
-        data_begin = _LENGTH_BYTES + length
-        return _parse_json(path.name, file.read(length)), data_begin, file_bytes - data_begin
-
-
-def _parse_json(name: str, text: bytes) -> dict[str, Any]:
+def parse_object(file: str, text: bytes) -> dict[str, Any]:
+    """Raises BadFiles if the text is no JSON object."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise BadFiles(f"{name} does not hold valid JSON where it should") from error
+        raise BadFiles(f"{file} does not hold valid JSON where it should") from error
     if not isinstance(value, dict):
-        raise BadFiles(f"{name} holds JSON that is not an object where one should be")
+        raise BadFiles(f"{file} holds JSON that is not an object where one should be")
     return value
+
+
+def _read_indexed(directory: Path) -> dict[str, TensorHeader]:
+    try:
+        index = parse_object(INDEX_FILE, (directory / INDEX_FILE).read_bytes())
+    except OSError as error:
+        raise BadFiles(f"{INDEX_FILE} cannot be read: {error.strerror}") from error
+    return indexed_tensors(index, lambda file: read_header(directory / file))
 
 
 def _parse_entry(file: str, name: str, entry: object, data_begin: int, data_bytes: int) -> TensorHeader:

@@ -9,7 +9,7 @@ this finds mistakes, it does not prove that weights are equal, and does not stop
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from io import FileIO
 from pathlib import Path
 
@@ -50,21 +50,32 @@ def sample_digests(folder: Path, tensors: Mapping[str, TensorHeader]) -> dict[st
         try:
             # Unbuffered, because a buffer reads more than it is asked for.
             with (folder / file).open("rb", buffering=0) as opened:
-                digests |= {name: _digest(opened, file, name, tensors[name]) for name in names}
+                digests |= {name: sample_digest(opened, name, tensors[name]) for name in names}
         except OSError as error:
             raise BadFiles(f"{file} cannot be read: {error.strerror}") from error
     return digests
 
 
-def _digest(opened: FileIO, file: str, name: str, tensor: TensorHeader) -> str:
+def sample_digest(opened: FileIO, name: str, tensor: TensorHeader) -> str:
+    """A SHA-256 of the sampled bytes of a tensor of an opened file. Raises BadFiles if it ends too early."""
+    return digest_of(_parts(opened, name, tensor))
+
+
+def digest_of(parts: Iterable[bytes]) -> str:
+    """A SHA-256 of the sampled bytes of a tensor, in their order."""
     digest = hashlib.sha256()
+    for part in parts:
+        digest.update(part)
+    return digest.hexdigest()
+
+
+def _parts(opened: FileIO, name: str, tensor: TensorHeader) -> Iterator[bytes]:
     for offset, length in blocks(tensor.num_bytes):
         opened.seek(tensor.begin + offset)
         while length:
             # A read may give less than it is asked for, but nothing only at the end.
             part = opened.read(length)
             if not part:
-                raise BadFiles(f"{file} ends within tensor {name!r}: it is cut short")
-            digest.update(part)
+                raise BadFiles(f"{tensor.file} ends within tensor {name!r}: it is cut short")
+            yield part
             length -= len(part)
-    return digest.hexdigest()

@@ -10,6 +10,7 @@ from meshnet.model import LayerRange, Quantization
 from meshnet.topology import Node, Shard, ShardState
 from services.tracker.placement.costs import Costs
 from services.tracker.placement.types import Policy
+from services.tracker.revisions import is_of_revision
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,10 +29,11 @@ class Known:
 class Account:
     """One node. A node runs its directives in order, so an open DROP frees room for a LOAD issued after it.
 
-    `held`: bytes by model and layer of all that the node holds or will hold. `ready`: layers by model that serve now
-    and that no open directive drops. `capacity` is in bytes, workspace included. A `closed` node gets nothing
-    new and makes no room. A suspect one keeps what it holds until it is heard again or lost; of a draining one, what
-    others serve is dropped.
+    `held`: bytes by model and layer of all that the node holds or will hold of the deployed models. `foreign`: the same
+    of anything else, which no route passes: other models, other revisions. `ready`: layers by model that serve now and
+    that no open directive drops. `capacity` is in bytes, workspace included. A `closed` node gets nothing new and makes
+    no room. A suspect one keeps what it holds until it is heard again or lost; of a draining one, what others serve is
+    dropped.
     """
 
     def __init__(self, known: Known, policy: Policy) -> None:
@@ -39,10 +41,13 @@ class Account:
         self.node = node
         self.node_id = node.node_id
         self.closed = node.draining or not node.alive
+        # A stub has no weights to fetch.
+        self.fetches = node.fetches and not node.stub
         self.stuck = known.stuck
         self.barred = known.barred
         self.capacity = node.vram_bytes if known.refused is None else min(node.vram_bytes, known.refused)
         self.held: dict[str, dict[int, int]] = {}
+        self.foreign: dict[str, dict[int, int]] = {}
         self.ready: dict[str, set[int]] = {}
         # What was measured is of the shards held now; those to come may take as much as is usual.
         self._workspace = max(policy.workspace_bytes, node.workspace_bytes or 0)
@@ -65,9 +70,13 @@ class Account:
     def layers(self, model_id: str) -> Collection[int]:
         return self.held.get(model_id, {}).keys()
 
-    def take(self, model_id: str, sizes: Mapping[int, int], *, coming: bool) -> None:
-        """Books layers, `coming` if their memory is not taken yet."""
-        held = self.held.setdefault(model_id, {})
+    def has_files(self, model_id: str) -> bool:
+        """Whether it has the model's whole files, at the revision that the mesh serves."""
+        return model_id in self.node.available_models
+
+    def take(self, model_id: str, sizes: Mapping[int, int], *, coming: bool, foreign: bool = False) -> None:
+        """Books layers, `coming` if their memory is not taken yet, `foreign` if they are of no deployed model."""
+        held = (self.foreign if foreign else self.held).setdefault(model_id, {})
         for layer, size in sizes.items():
             more = max(0, size - held.get(layer, 0))
             held[layer] = held.get(layer, 0) + more
@@ -79,14 +88,16 @@ class Account:
         self.take(costs.model_id, {i: sizes[i + 1] - sizes[i] for i in layers.layers}, coming=True)
 
     def drop(self, model_id: str, layers: Iterable[int]) -> None:
-        held, ready = self.held.get(model_id, {}), self.ready.get(model_id, set())
-        for layer in layers:
-            size = held.pop(layer, 0)
-            self.used -= size
-            self._coming -= size
-            ready.discard(layer)
-        if not held:
-            self.held.pop(model_id, None)
+        layers = tuple(layers)
+        for holdings in (self.held, self.foreign):
+            held = holdings.get(model_id, {})
+            for layer in layers:
+                size = held.pop(layer, 0)
+                self.used -= size
+                self._coming -= size
+            if not held:
+                holdings.pop(model_id, None)
+        self.ready.get(model_id, set()).difference_update(layers)
 
     def stage_work(self, costs: Costs) -> int:
         """Bytes of weights that a decode step reads of all layers of the model that it holds."""
@@ -98,9 +109,9 @@ def open_account(known: Known, models: Mapping[str, Costs], policy: Policy) -> A
     """The account of a node. `models` are the deployed ones."""
     account = Account(known, policy)
     for shard in known.node.shards:
-        _book_shard(account, shard, _served(known.node, shard.model_id, shard.layers, models))
+        _book_shard(account, shard, _served(known.node, shard, models))
     for directive in known.directives:
-        _book_directive(account, directive, _served(known.node, directive.model_id, directive.layers, models))
+        _book_directive(account, directive, _served(known.node, directive, models))
     return account
 
 
@@ -118,17 +129,20 @@ def believed_bytes(known: Known, models: Mapping[str, Costs], failed: Directive,
     return min(account.capacity, account.used + sum(wanted) // 2)
 
 
-def _served(node: Node, model_id: str, layers: LayerRange, models: Mapping[str, Costs]) -> Costs | None:
+def _served(node: Node, what: Shard | Directive, models: Mapping[str, Costs]) -> Costs | None:
     """The deployed model that these layers are of; None for a model or revision that the mesh does not serve."""
-    costs = models.get(model_id) if model_id in node.available_models else None
-    return costs if costs is not None and layers.end <= costs.num_layers else None
+    costs = models.get(what.model_id)
+    if costs is None or what.layers.end > costs.num_layers:
+        return None
+    served = costs.model.manifest.revision
+    return costs if is_of_revision(node, what.model_id, what.revision, served) else None
 
 
 def _book_shard(account: Account, shard: Shard, costs: Costs | None) -> None:
     coming = shard.state is not ShardState.READY
     if costs is None:
         share = -(-shard.bytes_total // len(shard.layers))
-        account.take(shard.model_id, dict.fromkeys(shard.layers.layers, share), coming=coming)
+        account.take(shard.model_id, dict.fromkeys(shard.layers.layers, share), coming=coming, foreign=True)
         return
     sizes = costs.sizes(shard.quantization)
     account.take(costs.model_id, {i: sizes[i + 1] - sizes[i] for i in shard.layers.layers}, coming=coming)
@@ -140,6 +154,6 @@ def _book_directive(account: Account, directive: Directive, costs: Costs | None)
     if directive.kind is DirectiveKind.DROP_SHARD:
         account.drop(directive.model_id, directive.layers.layers)
     elif costs is None:
-        account.take(directive.model_id, dict.fromkeys(directive.layers.layers, 0), coming=True)
+        account.take(directive.model_id, dict.fromkeys(directive.layers.layers, 0), coming=True, foreign=True)
     else:
         account.load(costs, directive.layers, directive.quantization)

@@ -20,7 +20,7 @@ class Bin:
 
     `room` is in bytes; `sizes`, `weights` and `work` as in Costs. `speed`: bytes of work a second; `held_work`: work of
     the model's layers that it holds already; `hop_nanoseconds`: to reach it. `before` and `after`: it holds the layer
-    on that side of the run.
+    on that side of the run. `fetches`: it lacks the files, and must fetch the weights.
     """
 
     node_id: str
@@ -34,6 +34,7 @@ class Bin:
     hop_nanoseconds: int = 0
     before: bool = False
     after: bool = False
+    fetches: bool = False
 
     def reach(self, start: int, end: int, level: int | None = None) -> int:
         """One past the last layer that it can take from `start` on, its stage taking `level` nanoseconds at most."""
@@ -67,6 +68,7 @@ def make_bin(costs: Costs, account: Account, run: LayerRange, room: int, quantiz
         hop_nanoseconds=_hop_nanoseconds(account),
         before=run.start - 1 in held,
         after=run.end in held,
+        fetches=not account.has_files(costs.model_id),
     )
 
 

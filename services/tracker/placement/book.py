@@ -19,7 +19,8 @@ class Book:
     """The accounts of all nodes. Every change goes through `put`, `remove`, `load` and `drop`.
 
     `models`: costs of the deployed ones in the order in which they are placed. `touched`: nodes whose accounts `load`
-    and `drop` have changed, so that they no longer say what the nodes themselves report.
+    and `drop` have changed, so that they no longer say what the nodes themselves report. `fetchers`: nodes that take
+    layers of models whose files they lack.
     """
 
     def __init__(self, models: Iterable[DeployedModel] = ()) -> None:
@@ -28,6 +29,7 @@ class Book:
         self.accounts: dict[str, Account] = {}
         self.draining: set[str] = set()
         self.stubs: set[str] = set()
+        self.fetchers: set[str] = set()
         self._sites: Counter[str] = Counter()
         self.touched: set[str] = set()
         self._by_room: list[tuple[int, str]] = []
@@ -41,6 +43,8 @@ class Book:
             self.draining.add(account.node_id)
         if account.node.stub:
             self.stubs.add(account.node_id)
+        if account.fetches:
+            self.fetchers.add(account.node_id)
         self._sites[account.node.site] += 1
         self._count(account, 1)
 
@@ -50,6 +54,7 @@ class Book:
             return
         self.draining.discard(node_id)
         self.stubs.discard(node_id)
+        self.fetchers.discard(node_id)
         self._sites -= Counter([account.node.site])
         self._count(account, -1)
 
@@ -59,7 +64,7 @@ class Book:
         return len(self._sites) > 1
 
     def tally(self, model_id: str) -> Tally:
-        """Among the real nodes that have the model's files, or the stub nodes if there is no such."""
+        """Among the real nodes that hold layers of the model or could, or the stub nodes if there is no such."""
         real = self._tallies[model_id, False]
         return real if real.num_members else self._tallies[model_id, True]
 
@@ -67,13 +72,20 @@ class Book:
         """Among the nodes of this one's kind."""
         return self._tallies[model_id, account.node.stub]
 
+    def sourced(self) -> frozenset[str]:
+        """Models whose files a real node has, so that others can fetch their weights from it."""
+        return frozenset(model_id for model_id in self.models if self._tallies[model_id, False].num_sources)
+
     def may_take(self, account: Account, model_id: str) -> bool:
-        """Whether the node can be given layers of the model: it is no stub beside real ones, and not closed."""
+        """Whether the node can be given layers of the model: it has the files or can fetch the weights, is no stub
+        beside real ones, not closed, and holds nothing of another revision."""
+        real = self._tallies[model_id, False]
         return (
             not account.closed
             and model_id not in account.barred
-            and model_id in account.node.available_models
-            and (not account.node.stub or not self._tallies[model_id, False].num_members)
+            and model_id not in account.foreign
+            and (account.has_files(model_id) or (account.fetches and real.num_sources > 0))
+            and (not account.node.stub or not real.num_members)
         )
 
     def by_room(self, at_least: int = 0) -> Iterator[Account]:
@@ -133,7 +145,8 @@ class Book:
     def _count(self, account: Account, sign: int) -> None:
         # The tallies of models that the node does not hold change in the number of members alone.
         rate = self._rate(account)
-        for model_id in account.node.available_models & self.models.keys():
+        concerned = (account.node.available_models & self.models.keys()) | account.held.keys()
+        for model_id in self.models if account.fetches else concerned:
             self._tallies[model_id, account.node.stub].count(account, sign, rate)
         if account.closed:
             return
@@ -146,7 +159,7 @@ class Book:
     def _rate(self, account: Account) -> int:
         """Thousandths of a decode step a second through all that the node holds: its models share its time."""
         nanoseconds = 0
-        for costs in (self.models[model_id] for model_id in account.held if model_id in self.models):
+        for costs in (self.models[model_id] for model_id in account.held):
             speed = costs.bytes_per_second(account.node, account.node.quantization)
             nanoseconds += account.stage_work(costs) * NANOSECONDS // speed
         return 1000 * NANOSECONDS // max(1, nanoseconds)

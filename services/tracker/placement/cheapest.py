@@ -40,12 +40,13 @@ def arrange_cheaply(bins: Sequence[Bin], run: LayerRange, slack: float) -> Cut |
 def search(bins: Sequence[Bin], run: LayerRange) -> Cut | None:
     """Every cut of the run into consecutive pieces, each on a node of its own; None if none fits, or in a large case.
 
-    Dijkstra over (layers placed, nodes used): fewest bytes, then fewest pieces, then the quickest slowest stage."""
-    queue: list[tuple[int, int, int, int, int, int, Cut]] = [(0, 0, 0, 0, run.start, 0, ())]
+    Dijkstra over (layers placed, nodes used): fewest bytes, then fewest pieces, then the quickest slowest stage, then
+    fewest pieces that must be fetched."""
+    queue: list[tuple[int, int, int, int, int, int, int, Cut]] = [(0, 0, 0, 0, 0, run.start, 0, ())]
     done: set[tuple[int, int]] = set()
     num_steps = 0
     while queue and num_steps < MAX_STEPS:
-        moved, num_pieces, slowest, _, start, used, cut = heapq.heappop(queue)
+        moved, num_pieces, slowest, num_fetched, _, start, used, cut = heapq.heappop(queue)
         if start == run.end:
             return cut
         if (start, used) in done:
@@ -58,6 +59,6 @@ def search(bins: Sequence[Bin], run: LayerRange) -> Cut | None:
                 num_steps += 1
                 layers = LayerRange(start, end)
                 stage = max(slowest, b.stage_nanoseconds(layers))
-                rank = (moved + b.moved(layers), num_pieces + 1, stage, num_steps)
+                rank = (moved + b.moved(layers), num_pieces + 1, stage, num_fetched + b.fetches, num_steps)
                 heapq.heappush(queue, (*rank, end, used | 1 << bit, (*cut, Piece(b, layers))))
     return None

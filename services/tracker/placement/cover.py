@@ -138,7 +138,7 @@ class Placer:
         return sum(piece.node.moved(piece.layers) for piece in cut), len(cut)
 
     def _on_one(self, pool: Sequence[Account], run: LayerRange, choose: Choose, keep: int) -> list[MadeRoom] | None:
-        choices: list[tuple[tuple[int, bool, int, str], Account, list[tuple[str, int]]]] = []
+        choices: list[tuple[tuple[int, bool, int, bool, str], Account, list[tuple[str, int]]]] = []
         for account in pool:
             rights = rights_of(self._book, account, keep)
             quantization = choose(account)
@@ -147,7 +147,8 @@ class Placer:
                 drops = choose_drops(account, rights, need, self._costs.model_id, run)
                 moved = self._costs.moved(run, quantization) if self._is_refill else 0
                 # The tracker-node's node keeps the first layers if another one can give way.
-                rank = (moved, account.node.tracker_node, freed(account, drops), account.node_id)
+                fetches = not account.has_files(self._costs.model_id)
+                rank = (moved, account.node.tracker_node, freed(account, drops), fetches, account.node_id)
                 choices.append((rank, account, drops))
         if not choices:
             return None
@@ -218,7 +219,7 @@ def _shortfall(book: Book, costs: Costs, run: LayerRange) -> Shortfall:
     pool = pool or book.takers(model_id)
     if not pool:
         size = costs.of(run, Quantization.BFLOAT16)
-        text = f"layers {run} of {model_id}: no node here has the files of this model and takes layers"
+        text = f"layers {run} of {model_id}: {_why_no_taker(book, model_id)}"
         return Shortfall(model_id, run, size, text)
     placed = fill([make_bin(costs, a, run, a.free, preferred(a)) for a in pool[: len(run) * 2]], run)
     end = placed[-1].layers.end if placed else run.start
@@ -235,3 +236,10 @@ def _shortfall(book: Book, costs: Costs, run: LayerRange) -> Shortfall:
     if left.start > run.start:
         text += f" once layers {run.start}-{left.start} are placed; nothing is loaded until all fits"
     return Shortfall(model_id, left, size, text)
+
+
+def _why_no_taker(book: Book, model_id: str) -> str:
+    if book.fetchers and model_id not in book.sourced():
+        return "no node here has the files of this model, so that nobody can fetch its weights"
+    can = " or can fetch them" if book.fetchers else ""
+    return f"no node here has the files of this model{can} and takes layers"

@@ -36,7 +36,7 @@ Cut = tuple[Piece, ...]
 def arrange(bins: Sequence[Bin], run: LayerRange, slack: float, lead: Bin | None = None) -> Cut | None:
     """The best cut of a run, or None if it does not fit. `lead`, if given, takes the first piece."""
     most = most_layers(bins, run)
-    roomy = sorted(bins, key=lambda b: (-most[b.node_id], -b.room, b.node_id))
+    roomy = sorted(bins, key=lambda b: (-most[b.node_id], -b.room, b.fetches, b.node_id))
     reached = list(accumulate(most[b.node_id] for b in roomy))
     enough = bisect_left(reached, len(run)) + 1
     for count in _counts(enough, len(roomy)):
@@ -97,8 +97,8 @@ def fill(order: Iterable[Bin], run: LayerRange, level: int | None = None) -> Cut
 def scatter(bins: Sequence[Bin], run: LayerRange) -> Cut | None:
     """Layer by layer to the first node with room: many pieces, but where layers
     are of unequal size this may fit where consecutive pieces do not. None if it does not fit either."""
-    by_id = sorted(bins, key=lambda b: b.node_id)
-    roomy = sorted(bins, key=lambda b: (-b.room, b.node_id))
+    by_id = sorted(bins, key=lambda b: (b.fetches, b.node_id))
+    roomy = sorted(bins, key=lambda b: (-b.room, b.fetches, b.node_id))
     for order in (by_id, roomy, roomy[::-1]):
         room = {b.node_id: b.room for b in order}
         takers: list[Bin] = []
@@ -191,6 +191,9 @@ def _best(options: Sequence[Cut], bins: Sequence[Bin], slack: float) -> Cut:
     def num_hops_saved(cut: Cut) -> int:
         return int(cut[0].node.before) + int(cut[-1].node.after)
 
+    def num_fetched(cut: Cut) -> int:
+        return sum(piece.node.fetches for piece in cut)
+
     limit = slack * min(map(bottleneck, options))
     near = [cut for cut in options if bottleneck(cut) <= limit]
-    return min(near, key=lambda cut: (len(cut), -num_hops_saved(cut), slowest_piece(cut)))
+    return min(near, key=lambda cut: (len(cut), -num_hops_saved(cut), slowest_piece(cut), num_fetched(cut)))

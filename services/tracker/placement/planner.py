@@ -49,15 +49,17 @@ class Planner:
         """A node that is new, or of which anything has changed."""
         if self._known.get(known.node.node_id) != known:
             self._known[known.node.node_id] = known
+            sourced = self._book.sourced()
             self._open(known)
-            self._wake()
+            self._wake(sourced)
 
     def remove_node(self, node_id: str) -> None:
         if self._known.pop(node_id, None) is not None:
+            sourced = self._book.sourced()
             self._book.remove(node_id)
             self._hungry.discard(node_id)
             self._unchecked.discard(node_id)
-            self._wake()
+            self._wake(sourced)
 
     def account(self, node_id: str) -> Account:
         """The books of one node. Raises KeyError."""
@@ -139,10 +141,12 @@ class Planner:
         self._hungry.add(known.node.node_id)
         self._unchecked.add(known.node.node_id)
 
-    def _wake(self) -> None:
-        """A node has changed or is gone: others may now take what they could not, where replicas are limited, and where
-        stubs may serve what real nodes did."""
+    def _wake(self, sourced_before: frozenset[str]) -> None:
+        """A node has changed or is gone: others may now take what they could not, where replicas are limited, where
+        stubs may serve what real nodes did, and where there is a source of weights now."""
         self._hungry |= self._book.stubs
+        if self._book.sourced() != sourced_before:
+            self._hungry |= self._book.fetchers
         limited = [costs for costs in self._book.models.values() if costs.model.replicas]
         tallies = ((costs, self._book.tally(costs.model_id)) for costs in limited)
         if any(min(tally.staying) < most_replicas(costs, tally) for costs, tally in tallies):
@@ -154,18 +158,15 @@ class Planner:
         drafts: list[Draft] = []
         for node_id in sorted(self._unchecked | book.stubs):
             account = book.accounts[node_id]
-            for model_id in sorted(account.held):
-                if model_id in account.stuck:
-                    continue
-                if model_id not in book.models:
-                    reason = f"{model_id} is not deployed"
-                elif model_id not in account.node.available_models:
-                    reason = f"the node has another revision of {model_id} than the mesh serves"
-                elif account.node.stub and book.is_served_by_real_nodes(model_id):
-                    reason = f"real nodes serve all of {model_id}"
-                else:
-                    continue
-                drafts += book.drop(account, model_id, tuple(account.layers(model_id)), reason)
+            unwanted = [(i, tuple(layers), _why_foreign(book, i)) for i, layers in account.foreign.items()]
+            unwanted += [
+                (i, tuple(layers), f"real nodes serve all of {i}")
+                for i, layers in account.held.items()
+                if account.node.stub and book.is_served_by_real_nodes(i)
+            ]
+            for model_id, layers, reason in sorted(unwanted):
+                if model_id not in account.stuck:
+                    drafts += book.drop(account, model_id, layers, reason)
         return drafts
 
     def _empty(self) -> list[Draft]:
@@ -180,6 +181,12 @@ class Planner:
                     why = "the node is drained; these layers are served elsewhere"
                     drafts += book.drop(account, model_id, layers, why)
         return drafts
+
+
+def _why_foreign(book: Book, model_id: str) -> str:
+    if model_id in book.models:
+        return f"the node has another revision of {model_id} than the mesh serves"
+    return f"{model_id} is not deployed"
 
 
 def plan(

@@ -71,7 +71,7 @@ def _weak_runs(book: Book, policy: Policy) -> Iterator[tuple[Costs, LayerRange, 
                 start = layer + 1
 
 
-Offer = tuple[tuple[int, int, str], Account, LayerRange, list[tuple[str, int]]]
+Offer = tuple[tuple[int, int, bool, str], Account, LayerRange, list[tuple[str, int]]]
 
 
 def _offer(book: Book, costs: Costs, run: LayerRange, keep: int, account: Account, policy: Policy) -> Offer | None:
@@ -100,7 +100,8 @@ def _offer(book: Book, costs: Costs, run: LayerRange, keep: int, account: Accoun
     drops = choose_drops(account, rights, need, costs.model_id, layers)
     if not drops:
         return None  # Free room is for redundancy to fill, in pieces of a useful size.
-    return (-len(layers), freed(account, drops), account.node_id), account, layers, drops
+    fetches = not account.has_files(costs.model_id)
+    return (-len(layers), freed(account, drops), fetches, account.node_id), account, layers, drops
 
 
 def _drafts(

@@ -10,7 +10,10 @@ from services.tracker.placement.costs import Costs
 
 
 class Tally:
-    """One model, among the real nodes that have its files or among the stub nodes.
+    """One model, among the real nodes or among the stub nodes.
+
+    `num_sources` counts the nodes that have the model's files, `num_members` those that hold layers of it or could:
+    they have the files, or fetch weights while there is a real source.
 
     By layer: `held` counts all holders; `staying` those that are not drained; `ready` those that serve it now, that no
     open directive drops it from, and that are neither suspect nor drained; `holders` names these last ones. `rate` sums
@@ -20,7 +23,10 @@ class Tally:
 
     def __init__(self, costs: Costs) -> None:
         self.costs = costs
-        self.num_members = 0
+        self.num_sources = 0
+        # Without the files: those that hold layers all the same, and those that fetch weights and hold none.
+        self._num_holding = 0
+        self._num_fetching = 0
         self.held = [0] * costs.num_layers
         self.staying = [0] * costs.num_layers
         self.ready = [0] * costs.num_layers
@@ -29,11 +35,20 @@ class Tally:
         self.at_site: dict[str, list[int]] = {}
         self.num_sites = [0] * costs.num_layers
 
+    @property
+    def num_members(self) -> int:
+        return self.num_sources + self._num_holding + (self._num_fetching if self.num_sources else 0)
+
     def count(self, account: Account, sign: int, rate: int) -> None:
         """Adds the account (`sign` 1) or takes it away again (-1), before it changes. `rate` is the node's."""
-        self.num_members += sign
         model_id = self.costs.model_id
         layers = account.layers(model_id)
+        if account.has_files(model_id):
+            self.num_sources += sign
+        elif layers:
+            self._num_holding += sign
+        elif account.fetches:
+            self._num_fetching += sign
         if not layers:
             return
         rate *= sign

@@ -69,8 +69,13 @@ def node(
     )
 
 
-def shard(start: int, end: int, model_id: str = "m", state: ShardState = ShardState.READY) -> Shard:
-    return Shard(model_id, LayerRange(start, end), Quantization.BFLOAT16, state)
+def fetcher(node_id: str, room: int, *models: str, shards: Sequence[Shard] = ()) -> Node:
+    """As `node`, but it fetches weights, and has files of the named models alone."""
+    return replace(node(node_id, room, shards=shards), available_models=frozenset(models), fetches=True)
+
+
+def shard(start: int, end: int, model_id: str = "m", state: ShardState = ShardState.READY, revision: str = "") -> Shard:
+    return Shard(model_id, LayerRange(start, end), Quantization.BFLOAT16, state, revision=revision)
 
 
 def loads(result: Plan | Iterable[Draft]) -> list[tuple[str, str]]:
@@ -90,7 +95,8 @@ def obey(nodes: Iterable[Node], drafts: Iterable[Draft]) -> list[Node]:
         wanted = frozenset(draft.layers.layers)
         if draft.kind is DirectiveKind.LOAD_SHARD:
             assert not held & wanted, f"{draft} loads layers that are held"
-            shards = (*before.shards, Shard(draft.model_id, draft.layers, draft.quantization, ShardState.READY))
+            loaded = Shard(draft.model_id, draft.layers, draft.quantization, ShardState.READY, revision=draft.revision)
+            shards = (*before.shards, loaded)
         else:
             assert wanted <= held, f"{draft} drops layers that are not held"
             shards = tuple(s for old in before.shards for s in _cut(old, draft))

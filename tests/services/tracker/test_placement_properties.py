@@ -40,6 +40,7 @@ def models(draw: st.DrawFn, model_id: str, uniform: bool) -> DeployedModel:
 @st.composite
 def empty_nodes(draw: st.DrawFn, stubs: bool = True) -> list[Node]:
     count = draw(st.integers(1, 5))
+    fetches = [draw(st.integers(0, 2)) == 0 for _ in range(count)]
     return [
         Node(
             node_id=f"n{index}",
@@ -47,9 +48,10 @@ def empty_nodes(draw: st.DrawFn, stubs: bool = True) -> list[Node]:
             grpc_address="127.0.0.1:2",
             vram_bytes=WORKSPACE_BYTES + draw(st.integers(-5, 200)),
             quantization=draw(st.sampled_from(KINDS)),
-            available_models=draw(st.frozensets(st.sampled_from(MODEL_IDS), min_size=1)),
+            available_models=draw(st.frozensets(st.sampled_from(MODEL_IDS), min_size=0 if fetches[index] else 1)),
             stub=stubs and draw(st.integers(0, 4)) == 0,
             tracker_node=index == 0 and draw(st.booleans()),
+            fetches=fetches[index],
         )
         for index in range(count)
     ]
@@ -57,7 +59,8 @@ def empty_nodes(draw: st.DrawFn, stubs: bool = True) -> list[Node]:
 
 @st.composite
 def meshes(draw: st.DrawFn) -> tuple[list[Node], list[DeployedModel]]:
-    """Nodes that hold some layers, as many as fit, and one or two deployed models."""
+    """Nodes that hold some layers, as many as fit, and one or two deployed models. Those without files may hold what
+    they fetched when there was a source, also of another revision."""
     uniform = draw(st.booleans())
     deployed = [draw(models(model_id, uniform)) for model_id in MODEL_IDS[: draw(st.integers(1, 2))]]
     return [draw(_with_shards(node, deployed)) for node in draw(empty_nodes())], deployed
@@ -68,8 +71,10 @@ def _with_shards(draw: st.DrawFn, node: Node, deployed: Sequence[DeployedModel])
     shards: list[Shard] = []
     free = node.vram_bytes - WORKSPACE_BYTES
     for model in deployed:
-        if model.model_id not in node.available_models or draw(st.booleans()):
+        has_files = model.model_id in node.available_models
+        if draw(st.booleans()) or not (has_files or (node.fetches and not node.stub)):
             continue
+        revision = draw(st.sampled_from(("r", "") if has_files else ("r", "r", "old")))
         chosen = set()
         for layer in sorted(draw(st.frozensets(st.integers(0, model.manifest.num_layers - 1)))):
             size = layer_bytes(model, layer, node.quantization)
@@ -77,7 +82,8 @@ def _with_shards(draw: st.DrawFn, node: Node, deployed: Sequence[DeployedModel])
                 free -= size
                 chosen.add(layer)
         state = draw(st.sampled_from((ShardState.READY, ShardState.READY, ShardState.LOADING)))
-        shards += [Shard(model.model_id, run, node.quantization, state) for run in merge_layers(chosen)]
+        runs = merge_layers(chosen)
+        shards += [Shard(model.model_id, run, node.quantization, state, revision=revision) for run in runs]
     return replace(node, shards=tuple(shards))
 
 
@@ -86,10 +92,20 @@ def open_accounts(nodes: Sequence[Node], deployed: Sequence[DeployedModel]) -> l
     return [open_account(Known(node), costs, Policy()) for node in nodes]
 
 
-def pool_of(accounts: Sequence[Account], model_id: str) -> list[Account]:
-    """Nodes that may hold the model: the real ones that have its files; stub nodes only if there is no such."""
+def takers_of(accounts: Sequence[Account], model_id: str) -> list[Account]:
+    """Nodes that have the model's files, or fetch weights while a real node has them."""
     having = [account for account in accounts if model_id in account.node.available_models]
-    return [account for account in having if not account.node.stub] or having
+    if all(account.node.stub for account in having):
+        return having
+    fetching = [account for account in accounts if account.node.fetches and not account.node.stub]
+    return having + [account for account in fetching if account not in having]
+
+
+def pool_of(accounts: Sequence[Account], model_id: str) -> list[Account]:
+    """Nodes that may hold the model, or do: the real ones; stub nodes only if there is no such."""
+    takers = takers_of(accounts, model_id)
+    able = takers + [account for account in accounts if account.layers(model_id) and account not in takers]
+    return [account for account in able if not account.node.stub] or able
 
 
 def held(nodes: Sequence[Node], model: DeployedModel) -> Counter[int]:
@@ -102,9 +118,13 @@ def check_plan(nodes: Sequence[Node], deployed: Sequence[DeployedModel], result:
     check_coverage_first(nodes, deployed, result)
     check_drops(nodes, deployed, result.drafts)
     for model in deployed:
-        pool = {account.node_id for account in pool_of(open_accounts(nodes, deployed), model.model_id)}
+        accounts = open_accounts(nodes, deployed)
+        pool = {account.node_id for account in pool_of(accounts, model.model_id)}
+        pool &= {account.node_id for account in takers_of(accounts, model.model_id)}
         loaded = {d.node_id for d in result.drafts if d.model_id == model.model_id and _is_load(d)}
-        assert loaded <= pool, "layers go to nodes that have the files, and never to stubs beside real nodes"
+        assert loaded <= pool, (
+            "layers go to nodes that have the files or can fetch them, and never to stubs beside real nodes"
+        )
 
 
 def check_fit(nodes: Sequence[Node], deployed: Sequence[DeployedModel], drafts: Sequence[Draft]) -> None:
@@ -124,7 +144,7 @@ def check_coverage_first(nodes: Sequence[Node], deployed: Sequence[DeployedModel
     counts = {model.model_id: held(nodes, model) for model in deployed}
     pools = {m.model_id: {a.node_id for a in pool_of(open_accounts(nodes, [m]), m.model_id)} for m in deployed}
     for draft in result.drafts:
-        if not _is_load(draft) and draft.node_id in pools[draft.model_id]:
+        if not _is_load(draft) and draft.node_id in pools[draft.model_id] and "another revision" not in draft.reason:
             counts[draft.model_id].subtract(draft.layers.layers)
     whole = {model.model_id: not counts[model.model_id] for model in deployed}
     for draft in filter(_is_load, result.drafts):
@@ -143,13 +163,15 @@ def check_drops(nodes: Sequence[Node], deployed: Sequence[DeployedModel], drafts
     by_id = {node.node_id: node for node in nodes}
     ready = {
         m.model_id: Counter(
-            (n.stub, i) for n in nodes if m.model_id in n.available_models for i in n.layers(m.model_id)
+            (account.node.stub, i)
+            for account in open_accounts(nodes, deployed)
+            for i in account.ready.get(m.model_id, ())
         )
         for m in deployed
     }
     for draft in drafts:
         node = by_id[draft.node_id]
-        if _is_load(draft) or "real nodes serve all" in draft.reason:
+        if _is_load(draft) or "real nodes serve all" in draft.reason or "another revision" in draft.reason:
             continue
         for layer in draft.layers.layers:
             ready[draft.model_id][node.stub, layer] -= 1
@@ -182,7 +204,7 @@ def test_open_directives_count_as_done(mesh: tuple[list[Node], list[DeployedMode
     nodes, deployed = mesh
     drafts = plan(nodes, deployed).drafts
     open_ones = [
-        Directive(str(i), d.node_id, d.kind, d.model_id, d.layers, 1, d.reason, d.quantization)
+        Directive(str(i), d.node_id, d.kind, d.model_id, d.layers, 1, d.reason, d.quantization, d.revision)
         for i, d in enumerate(drafts)
     ]
     assert plan(nodes, deployed, open_ones).drafts == ()
@@ -192,6 +214,7 @@ def test_open_directives_count_as_done(mesh: tuple[list[Node], list[DeployedMode
 @given(empty_nodes(stubs=False), models("a", uniform=True) | models("a", uniform=False))
 def test_what_first_fit_can_cover_is_covered(nodes: list[Node], model: DeployedModel) -> None:
     having = [node for node in nodes if "a" in node.available_models]
+    having = [node for node in nodes if node in having or (node.fetches and having)]
     free = {node.node_id: node.vram_bytes - WORKSPACE_BYTES for node in having}
     fits = True
     for layer in model.manifest.all_layers.layers:

@@ -66,7 +66,7 @@ def test_open_directives_take_the_place_of_what_was_planned(mesh: tuple[list[Nod
     drafts = planner.plan().drafts
     for one in nodes:
         ordered = tuple(
-            Directive(str(i), d.node_id, d.kind, d.model_id, d.layers, 1, d.reason, d.quantization)
+            Directive(str(i), d.node_id, d.kind, d.model_id, d.layers, 1, d.reason, d.quantization, d.revision)
             for i, d in enumerate(drafts)
             if d.node_id == one.node_id
         )

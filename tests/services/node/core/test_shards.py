@@ -33,6 +33,23 @@ def test_neighbouring_shards_run_as_one() -> None:
     assert [shard.layers for shard in shards.listing()] == [LayerRange(0, 6)]
 
 
+def test_the_tracker_is_told_the_revision_of_what_is_held() -> None:
+    shards = ShardTable()
+    shards.add(spec(0, 4))
+    other = replace(spec(4, 6), manifest=replace(manifest("m", num_layers=12), revision="other"))
+    shards.set_loading(other, 1, 2)
+    assert [(shard.layers, shard.revision) for shard in shards.listing()] == [
+        (LayerRange(0, 4), spec(0, 4).manifest.revision),
+        (LayerRange(4, 6), "other"),
+    ]
+    shards.add(other)
+    shards.loading_ended(other)
+    assert [(shard.layers, shard.state) for shard in shards.listing()] == [
+        (LayerRange(4, 6), ShardState.READY),
+        (LayerRange(0, 4), ShardState.READY),
+    ]
+
+
 def test_what_is_not_held_or_ambiguous_is_refused() -> None:
     shards = ShardTable()
     with pytest.raises(UnknownModel):

@@ -26,6 +26,7 @@ from services.node.engine.structure import find_structure
 from services.node.engine.weights import SafetensorsSource
 from services.node.files.manifest import read_manifest
 from services.node.files.model_config import read_config
+from services.node.files.safetensors_header import read_directory
 from tests.services.node.engine.models import MODEL, TINY, mesh, prompt_of, save_model
 
 ALL = LayerRange(0, 4)
@@ -61,7 +62,7 @@ def load(files: ModelFiles, manifest: ModelManifest, layers: LayerRange = ALL) -
 def names_read(files: ModelFiles, layers: LayerRange) -> list[str]:
     structure = find_structure(make_config(read_config(files)))
     spec = ShardSpec(read_manifest(files), layers, Quantization.BFLOAT16, 512)
-    source = RecordingSource(SafetensorsSource(files, structure.base))
+    source = RecordingSource(SafetensorsSource(files.path, read_directory(files.path), structure.base))
     load_shard(spec, structure, source, torch.device("cpu"), lambda count: None)
     return source.read_names
 

@@ -26,6 +26,7 @@ from services.node.engine.structure import find_structure
 from services.node.engine.weights import SafetensorsSource
 from services.node.files.manifest import read_manifest
 from services.node.files.model_config import read_config
+from services.node.files.safetensors_header import read_directory
 from services.node.files.support import ARCHITECTURES
 from tests.parity import Reference
 from tests.services.node.engine.models import TINY, mesh, prompt_of, save_model, splits_of, steady
@@ -91,7 +92,7 @@ def float32_shards(
         structure = find_structure(make_config(read_config(files)))
         spec = ShardSpec(manifest, layers, Quantization.FLOAT32, KV_TOKENS)
         pools = allocate_pools(manifest, layers, Quantization.FLOAT32, KV_TOKENS, torch.device("cpu"), kv)
-        source = SafetensorsSource(files, structure.base)
+        source = SafetensorsSource(files.path, read_directory(files.path), structure.base)
         shard = load_shard(spec, structure, source, torch.device("cpu"), lambda count: None)
         model = HeldModel(shard)
         model.attach(shard)
