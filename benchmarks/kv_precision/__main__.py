@@ -23,7 +23,7 @@ from benchmarks.kv_precision.timing import timing_table
 from tests.smollm2 import smollm2_path
 
 TEXT = Path(__file__).parent.parent / "data" / "kv_text.txt"
-MAX_TOKENS = 2000
+MAX_TOKENS = 1000
 
 
 def tables(part: str, tokens: Sequence[int]) -> Iterable[Table]:

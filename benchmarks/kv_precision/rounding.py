@@ -14,9 +14,9 @@ from services.node.engine.kv_rows import KvFormat, KvRows
 
 # Of K or of V, [kv_heads, tokens, head_dim].
 Rounding = Callable[[torch.Tensor], torch.Tensor]
-TOKENS = 1000
+TOKENS = 600
 OUTLIER_CHANNELS = (5, 40)
-OUTLIER_FACTORS = (1, 10, 30, 100)
+OUTLIER_FACTORS = (10, 30, 100)
 
 
 def rounded(
