@@ -24,7 +24,8 @@ class ShardState(StrEnum):
 class Shard:
     """Layers `[start, end)` of one model at one quantization on one node. Bytes are of weights.
 
-    `revision` is the model's that the weights are of; empty: that of the node's own files.
+    `revision` is the model's that the weights are of; empty: that of the node's own files. The topology leaves it out:
+    its shards are all of the revision that the mesh serves.
     """
 
     model_id: str

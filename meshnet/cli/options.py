@@ -17,7 +17,7 @@ KvTokensOption = Annotated[
     typer.Option(help="Tokens that each shard's KV cache has room for. Default: the model's context length.", min=1),
 ]
 KvOption = Annotated[
-    KvPrecision, typer.Option("--kv", help="How KV caches are stored. int8 takes about half, and changes some answers.")
+    KvPrecision, typer.Option("--kv", help="How KV caches are stored. int8 takes about half, and changes answers.")
 ]
 PriorityOption = Annotated[int, typer.Option(help="Placed in falling order when memory is short.")]
 ContextOption = Annotated[

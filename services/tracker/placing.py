@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 
-from meshnet.directive import Directive, DirectiveKind
+from meshnet.directive import Directive, DirectiveKind, FailureKind
 from meshnet.topology import DeployedModel, Node
 from services.tracker.beliefs import Beliefs
 from services.tracker.directives import Ledger
@@ -32,6 +32,8 @@ class Placing:
         self._beliefs = Beliefs()
         self._version = first_version
         self._heard_at: dict[str, float] = {}
+        # By model: the newest plan that was made before a source of it came.
+        self._sources_came: dict[str, int] = {}
 
     def outgrow(self, plan_version: int) -> None:
         """A node has obeyed a plan of this number: the next must have a higher one, or the node refuses it."""
@@ -64,7 +66,8 @@ class Placing:
         self._beliefs.of(node_id).sourceless.clear()
 
     def may_fetch(self, model_ids: Collection[str]) -> set[str]:
-        """As Beliefs.may_fetch."""
+        """As Beliefs.may_fetch. Who is still looking for a source, and finds none, may look again."""
+        self._sources_came |= dict.fromkeys(self._planner.models.keys() & model_ids, self._version)
         return self._beliefs.may_fetch(model_ids)
 
     def heard(self, node_id: str, now: float) -> None:
@@ -105,7 +108,7 @@ class Placing:
         )
         node_id = directive.node_id
         known = self._planner.knows(node_id)
-        if known is None or _is_pointless(directive, known.node):
+        if known is None or _is_pointless(directive, known.node) or self._is_outdated(directive):
             return
         held = self._planner.account(node_id).used
         believed = self._planner.believed_bytes(directive)
@@ -129,6 +132,11 @@ class Placing:
             self._heard_at[directive.node_id] = now
             self.notes.append(Note(f"directive issued: {_what(directive)}: {directive.reason}"))
         return issued
+
+    def _is_outdated(self, directive: Directive) -> bool:
+        """It found no source, but one has come since it was issued."""
+        issued_before = directive.plan_version <= self._sources_came.get(directive.model_id, -1)
+        return directive.failure_kind is FailureKind.NO_SOURCE and issued_before
 
     def _eager(self) -> Policy:
         return replace(self._planner.policy, swap_below=ANY_COUNT, swap_ratio=1.0)

@@ -241,5 +241,6 @@ def _shortfall(book: Book, costs: Costs, run: LayerRange) -> Shortfall:
 def _why_no_taker(book: Book, model_id: str) -> str:
     if book.fetchers and model_id not in book.sourced():
         return "no node here has the files of this model, so that nobody can fetch its weights"
-    can = " or can fetch them" if book.fetchers else ""
-    return f"no node here has the files of this model{can} and takes layers"
+    if book.fetchers:
+        return "no node here that takes layers has the files of this model or can fetch its weights"
+    return "no node here has the files of this model and takes layers"

@@ -145,7 +145,7 @@ class Planner:
         """A node has changed or is gone: others may now take what they could not, where replicas are limited, where
         stubs may serve what real nodes did, and where there is a source of weights now."""
         self._hungry |= self._book.stubs
-        if self._book.sourced() != sourced_before:
+        if self._book.sourced() - sourced_before:
             self._hungry |= self._book.fetchers
         limited = [costs for costs in self._book.models.values() if costs.model.replicas]
         tallies = ((costs, self._book.tally(costs.model_id)) for costs in limited)

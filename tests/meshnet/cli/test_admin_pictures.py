@@ -108,3 +108,15 @@ def test_events_are_lines_and_gaps_are_said() -> None:
 def test_ages() -> None:
     ages = [format_age(seconds) for seconds in (None, -1.0, 0.4, 119, 120, 5400, 7200, 200_000)]
     assert ages == ["-", "0 s", "0 s", "119 s", "2 min", "90 min", "2 h", "2 d"]
+
+
+def test_where_the_weights_of_a_fetching_node_come_from() -> None:
+    node_a = replace(NODE, fetches=True, available_models=frozenset())
+    fetched = text(node_picture(replace(PLAIN, node=node_a), 0.0))
+    assert "fetches weights  yes" in fetched
+    assert "no models" in fetched
+    assert "fetched" in fetched
+    assert "files here" in text(
+        node_picture(replace(PLAIN, node=replace(node_a, available_models=frozenset("m"))), 0.0)
+    )
+    assert "fetches" not in text(node_picture(PLAIN, 0.0))

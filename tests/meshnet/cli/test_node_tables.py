@@ -84,3 +84,11 @@ def test_the_speed_shown_is_of_what_the_node_holds() -> None:
 )
 def test_rates_have_three_digits(rate: float, text: str) -> None:
     assert format_rate(rate) == text
+
+
+def test_who_fetches_weights_is_shown_where_somebody_does() -> None:
+    plain, fetching = replace(node("a", (0, 6)), available_models=frozenset({"m"})), replace(node("b"), fetches=True)
+    assert "files of" not in " ".join(lines(nodes_table(topology(plain))))
+    shown = lines(nodes_table(topology(plain, fetching)), width=120)
+    assert "files of" in shown[1]
+    assert [line.rstrip().endswith(("m", "fetches weights")) for line in shown[2:4]] == [True, True]

@@ -117,6 +117,7 @@ def check_plan(nodes: Sequence[Node], deployed: Sequence[DeployedModel], result:
     check_fit(nodes, deployed, result.drafts)
     check_coverage_first(nodes, deployed, result)
     check_drops(nodes, deployed, result.drafts)
+    check_revisions(nodes, result.drafts)
     for model in deployed:
         accounts = open_accounts(nodes, deployed)
         pool = {account.node_id for account in pool_of(accounts, model.model_id)}
@@ -176,6 +177,14 @@ def check_drops(nodes: Sequence[Node], deployed: Sequence[DeployedModel], drafts
         for layer in draft.layers.layers:
             ready[draft.model_id][node.stub, layer] -= 1
             assert ready[draft.model_id][node.stub, layer] >= 1, f"{draft} drops the last replica of layer {layer}"
+
+
+def check_revisions(nodes: Sequence[Node], drafts: Sequence[Draft]) -> None:
+    foreign = {
+        (n.node_id, s.model_id, i) for n in nodes for s in n.shards if s.revision == "old" for i in s.layers.layers
+    }
+    dropped = {(d.node_id, d.model_id, i) for d in drafts if not _is_load(d) for i in d.layers.layers}
+    assert foreign <= dropped, "what is of another revision is dropped"
 
 
 def _is_load(draft: Draft) -> bool:

@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 
 from meshnet.errors import InvalidRequest, Unregistered
-from meshnet.topology import Node
+from meshnet.topology import Node, Shard
 from services.tracker.registry import MAX_LAYERS, Registry
-from tests.services.tracker.meshes import MB, manifest, node, shard
+from tests.services.tracker.meshes import MB, fetcher, manifest, node, shard
 
 LEASE = 15.0
 SUSPECT = 7.5
@@ -152,3 +152,43 @@ def test_nobody_is_suspect_because_the_tracker_was_away(registry: Registry) -> N
     registry.extend_leases(100.0)
     assert registry.suspect(107.4) == []
     assert registry.suspect(107.5) == ["n1"]
+
+
+def test_a_fetching_node_may_hold_what_the_mesh_does_not_know(registry: Registry) -> None:
+    held = (shard(0, 40, "unknown", revision="x"), shard(0, 3, "unknown"))
+    registry.register(fetcher("f", MB, shards=held), "i1", [], 0)
+    assert registry.nodes()["f"].shards == held
+    registry.set_shards(registry.member("f", "i1"), held[:1])
+    assert registry.nodes()["f"].shards == held[:1]
+    assert registry.manifests == {}
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        [shard(MAX_LAYERS, MAX_LAYERS + 1, "x")],
+        [shard(0, MAX_LAYERS, "x"), shard(0, 1, "y")],
+        [shard(0, 1, "x", revision="r" * 10_000)],
+        [replace(shard(0, 1, "x"), bytes_done=2**63)],
+        # Of its own files it knows better.
+        [shard(0, 31)],
+        [shard(0, 31, revision="r1")],
+    ],
+)
+def test_what_a_fetching_node_cannot_hold_is_refused(registry: Registry, wrong: list[Shard]) -> None:
+    with pytest.raises(InvalidRequest, match=r"limit|characters|which has 30"):
+        registry.register(fetcher("f", MB, shards=wrong), "i1", [manifest()], 0)
+    registry.register(fetcher("f", MB), "i1", [manifest()], 0)
+    with pytest.raises(InvalidRequest):
+        registry.set_shards(registry.member("f", "i1"), wrong)
+    assert registry.nodes()["f"].shards == ()
+
+
+def test_who_holds_layers_is_told_when_the_known_revision_changes(registry: Registry) -> None:
+    registry.register(fetcher("f", MB, shards=[shard(0, 3, revision="r1")]), "i1", [], 0)
+    registry.changed.clear()
+    join(registry, "n1", revision="r1")
+    assert registry.changed == {"f", "n1"}
+    registry.changed.clear()
+    join(registry, "n2", revision="r1")
+    assert registry.changed == {"n2"}

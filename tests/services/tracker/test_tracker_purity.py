@@ -16,6 +16,7 @@ CORES = (
     "mesh",
     "news",
     "remembered",
+    "revisions",
     "settling",
 )
 
