@@ -183,7 +183,7 @@ class DirectiveWorker:
             format_size(shard.weight_bytes),
             format_size(manifest.weight_bytes(spec.layers, spec.quantization)),
             format_size(shard.kv_bytes),
-            format_size(len(spec.layers) * manifest.kv_bytes(spec.kv_tokens, spec.quantization)),
+            format_size(spec.kv_bytes),
             "an unknown number of bytes" if measured is None else format_size(measured),
             format_size(predicted),
         )
@@ -257,7 +257,9 @@ class DirectiveWorker:
             raise LoadFailed(f"layers of another revision of model {directive.model_id!r} are held here")
         if not held.isdisjoint(directive.layers.layers):
             raise LoadFailed(f"some of layers {directive.layers} are held here already")
-        spec = ShardSpec(manifest, directive.layers, directive.quantization, directive.kv_tokens)
+        spec = ShardSpec(
+            manifest, directive.layers, directive.quantization, directive.kv_tokens, directive.kv_precision
+        )
         self._check_room(spec)
         return spec
 
@@ -265,12 +267,11 @@ class DirectiveWorker:
         """Raises NoRoom if the shard is predicted to take more than is lent, or than is really free."""
         shards, executor = self._forwarding.shards, self._forwarding.runner.executor
         weights = spec.manifest.weight_bytes(spec.layers, spec.quantization)
-        kv = spec.manifest.shard_bytes(spec.layers, spec.quantization, spec.kv_tokens) - weights
         free = executor.memory_free_bytes()
         room = Room(self._config.vram_bytes, shards.held_bytes(), shards.workspace_bytes(), free)
         # A stub runs no steps.
         workspace = 0 if free is None else _predicted_workspace(spec)
-        if short := shortage(room, weights, kv, workspace):
+        if short := shortage(room, weights, spec.kv_bytes, workspace):
             raise NoRoom(f"layers {spec.layers} of {spec.manifest.model_id} at {spec.quantization}: {short}")
 
     async def _report_progress(self, directive: Directive, spec: ShardSpec, done: asyncio.Event) -> None:

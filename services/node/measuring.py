@@ -117,7 +117,7 @@ class Measuring:
 
     def _refusal(self, spec: ShardSpec) -> str:
         """Why there is no room for a trial; empty if there is."""
-        needed = spec.manifest.shard_bytes(spec.layers, spec.quantization, spec.kv_tokens)
+        needed = spec.shard_bytes
         needed += predict_workspace_bytes(
             spec.manifest, spec.quantization, spec.kv_tokens, entry=False, layers=spec.layers
         )

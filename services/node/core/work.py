@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from meshnet.model import LayerRange, ModelManifest, Quantization
+from meshnet.model import KvPrecision, LayerRange, ModelManifest, Quantization
 
 Buffer = bytes | bytearray | memoryview
 
@@ -121,7 +121,18 @@ class ShardSpec:
     layers: LayerRange
     quantization: Quantization
     kv_tokens: int
+    kv_precision: KvPrecision = KvPrecision.BFLOAT16
     fetched: Path | None = None
+
+    @property
+    def kv_bytes(self) -> int:
+        """Its KV caches, as predicted."""
+        return len(self.layers) * self.manifest.kv_bytes(self.kv_tokens, self.quantization, self.kv_precision)
+
+    @property
+    def shard_bytes(self) -> int:
+        """Its weights and KV caches, as predicted."""
+        return self.manifest.shard_bytes(self.layers, self.quantization, self.kv_tokens, self.kv_precision)
 
 
 # Called with (weight bytes loaded, weight bytes in all) while a shard loads.

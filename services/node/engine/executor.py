@@ -104,7 +104,13 @@ class TorchExecutor:
             # First of all, so that a node that cannot keep the promise reads nothing.
             with loading():
                 kv = allocate_pools(
-                    spec.manifest, spec.layers, spec.quantization, spec.kv_tokens, self._device, self._half
+                    spec.manifest,
+                    spec.layers,
+                    spec.quantization,
+                    spec.kv_tokens,
+                    self._device,
+                    spec.kv_precision,
+                    self._half,
                 )
                 return replace(self._load(spec, progress), kv=kv)
         except LoadFailed:

@@ -67,6 +67,7 @@ def manifest_of(model_id: str, description: Description) -> ModelManifest:
         layers=tuple(_layer_bytes(parts.layers[layer], stored["model_type"]) for layer in range(shape.num_layers)),
         entry=_total(_plain_bytes(tensor) for tensor in parts.entry.values()),
         kv_bytes_per_token=_KV_TENSORS * shape.kv_heads * shape.head_dim * _KV_VALUE_BYTES,
+        kv_scales_per_token=_KV_TENSORS * shape.kv_heads,
         steps=tuple(layer_step(parts.layers[layer], layer, stored, shape) for layer in range(shape.num_layers)),
     )
 

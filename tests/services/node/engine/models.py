@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from meshnet.model import LayerRange, ModelManifest, Quantization
+from meshnet.model import KvPrecision, LayerRange, ModelManifest, Quantization
 from meshnet.model_files import ModelFiles
 from services.node.core.work import (
     ForwardWork,
@@ -258,13 +258,15 @@ def mesh(
     splits: Sequence[LayerRange] | None = None,
     quantization: Quantization = Quantization.BFLOAT16,
     half: torch.dtype | None = None,
+    kv_precision: KvPrecision = KvPrecision.BFLOAT16,
 ) -> Iterator[Mesh]:
     """A mesh that holds the whole model. Asserts that nothing is left of its sessions' caches in the end."""
     manifest = read_manifest(files)
     shards = []
     for layers in splits or [manifest.all_layers]:
         executor = TorchExecutor({files.model_id: files}, half=half)
-        executor.attach(executor.load(ShardSpec(manifest, layers, quantization, 1024), lambda done, total: None))
+        spec = ShardSpec(manifest, layers, quantization, 1024, kv_precision)
+        executor.attach(executor.load(spec, lambda done, total: None))
         shards.append((executor, layers))
     yield Mesh(manifest, shards)
     for executor, layers in shards:
