@@ -14,7 +14,8 @@ from transformers import AutoModelForCausalLM
 from meshnet.model import LayerRange, Quantization
 from meshnet.model_files import ModelFiles
 from services.node.engine.gguf_weights import GgufSource
-from services.node.files.gguf_header import gguf_config, open_gguf
+from services.node.files.gguf_config import gguf_config
+from services.node.files.gguf_header import open_gguf
 from services.node.files.manifest import read_manifest
 from tests.parity import Reference
 from tests.services.node.engine.models import MODEL, TINY, mesh, prompt_of, save_model, splits_of

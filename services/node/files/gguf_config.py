@@ -1,0 +1,405 @@
+"""The config of a GGUF file's model under the Hugging Face key names. Without torch.
+
+What llama.cpp's converter writes of a model is in its `conversion/` folder, what it takes for granted of an architecture
+in its `src/models/`; the tables here follow these two.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import gguf
+import numpy as np
+
+from meshnet.errors import BadFiles, LoadFailed
+from services.node.files.gguf_header import HeaderReader, gguf_tensors, header_value
+from services.node.files.gguf_rotary import rotary_parameters, rotary_parameters_by_layer_type
+from services.node.files.support import ARCHITECTURES
+
+# GGUF key behind the architecture's name -> config key.
+_COMMON = {
+    "context_length": "max_position_embeddings",
+    "block_count": "num_hidden_layers",
+    "embedding_length": "hidden_size",
+    "feed_forward_length": "intermediate_size",
+    "attention.head_count": "num_attention_heads",
+    "attention.head_count_kv": "num_key_value_heads",
+}
+_RMS = _COMMON | {"attention.layer_norm_rms_epsilon": "rms_norm_eps"}
+_MIXTURE = {"expert_used_count": "num_experts_per_tok", "expert_feed_forward_length": "moe_intermediate_size"}
+_SOFTCAPS = {"attn_logit_softcapping": "attn_logit_softcapping", "final_logit_softcapping": "final_logit_softcapping"}
+# Biases that only some models of an architecture have: config key -> the tensor of a layer that tells.
+_ATTENTION_BIAS = {"attention_bias": "attn_q.bias"}
+
+# Keys that change what a model computes, with the values that do not. In a file of an architecture whose config they do
+# not go into, they would be lost, and the model would be silently wrong.
+_TELLING: Mapping[str, tuple[object, ...]] = {
+    "attention.causal": (True,),
+    "attention.clamp_kqv": (0,),
+    "attention.max_alibi_bias": (0,),
+    "attention.output_scale": (),
+    "attention.scale": (),
+    "attention.shared_kv_layers": (0,),
+    "attention.sliding_window": (0,),
+    "attention.temperature_length": (0,),
+    "attention.temperature_scale": (0,),
+    "attn_logit_softcapping": (0,),
+    "embedding_scale": (0, 1),
+    "expert_count": (0,),
+    "expert_gating_func": (0, 1),
+    "expert_group_count": (0, 1),
+    "expert_shared_count": (0,),
+    "expert_weights_norm": (),
+    "expert_weights_scale": (0, 1),
+    "final_logit_softcapping": (0,),
+    "interleave_moe_layer_step": (0, 1),
+    "leading_dense_block_count": (0,),
+    "logit_scale": (0, 1),
+    "moe_every_n_layers": (0,),
+    "nextn_predict_layers": (0,),
+    "residual_scale": (0, 1),
+    "rope.dimension_count_swa": (),
+    "rope.dimension_sections": (),
+    "rope.freq_base_swa": (),
+    "rope.scale_linear": (0, 1),
+    "rope.scaling.alpha": (0,),
+    "rope.scaling.attn_factor": (1,),
+    "rope.scaling.factor": (0, 1),
+    "rope.scaling.yarn_attn_factor": (1,),
+    "rope.scaling.yarn_ext_factor": (1,),
+    "rope.scaling.yarn_log_multiplier": (0,),
+    "router_logit_softcapping": (0,),
+    "swiglu_clamp_exp": (),
+}
+
+
+class Facts:
+    """What a file states of its model, and of which of it was made use. `factors`: see `gguf_config`."""
+
+    def __init__(self, reader: HeaderReader, factors: Mapping[str, list[float]]) -> None:
+        self.architecture = str(header_value(reader, "general.architecture"))
+        self.tensors = gguf_tensors(reader)
+        self._reader = reader
+        self._factors = factors
+        self._used: set[str] = set()
+
+    def value(self, key: str) -> Any:
+        """Under a key behind the architecture's name. None: it is not stated."""
+        self._used.add(key)
+        return header_value(self._reader, f"{self.architecture}.{key}")
+
+    def size(self, key: str) -> int:
+        value = self.value(key)
+        if isinstance(value, list):
+            raise LoadFailed(f"the GGUF file gives {key} layer by layer, which is not supported")
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise BadFiles(f"the GGUF file gives {key} as {value!r}, which is no size")
+        return value
+
+    def number(self, key: str, default: float) -> float:
+        value = self.value(key)
+        if value is None:
+            return default
+        if not isinstance(value, int | float) or not math.isfinite(value):
+            raise BadFiles(f"the GGUF file gives {key} as {value!r}, which is no number")
+        return value
+
+    def has(self, name: str) -> bool:
+        """Whether there is such a tensor in the first layer."""
+        return f"blk.0.{name}" in self.tensors
+
+    def factors(self, name: str, count: int) -> list[float]:
+        """The values of a small tensor which go into the config."""
+        values = self._factors.get(name) or self._tensor_values(name)
+        if len(values) != count or not all(math.isfinite(value) and value > 0 for value in values):
+            raise BadFiles(f"tensor {name!r} of the GGUF file does not hold {count} rotary factors")
+        return values
+
+    def head_dim(self) -> int:
+        """What llama.cpp takes where the file does not say."""
+        return self.size("attention.key_length") if self.value("attention.key_length") else self._divided_head_dim()
+
+    def check_divided_head_dim(self) -> None:
+        if self.head_dim() != self._divided_head_dim():
+            raise LoadFailed("the GGUF file gives a head size that models of its architecture cannot have")
+
+    def check_used(self) -> None:
+        for key, harmless in _TELLING.items():
+            if key not in self._used and (value := self.value(key)) is not None and value not in harmless:
+                raise LoadFailed(
+                    f"the GGUF file states {key} = {value!r}, which is not supported for its architecture; use the "
+                    "safetensors directory"
+                )
+
+    def _divided_head_dim(self) -> int:
+        return self.size("embedding_length") // self.size("attention.head_count")
+
+    def _tensor_values(self, name: str) -> list[float]:
+        (tensor,) = [tensor for tensor in self._reader.tensors if tensor.name == name]
+        try:
+            return [float(value) for value in np.ravel(gguf.dequantize(tensor.data, tensor.tensor_type))]
+        except (NotImplementedError, ValueError) as error:
+            raise BadFiles(f"tensor {name!r} of the GGUF file cannot be read: {error}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class _Architecture:
+    """`keys`: GGUF key -> config key. `told_by`: config key -> the tensor whose presence in a layer sets it. `fixed`:
+    what llama.cpp takes for granted. `more`: what does not go by tables. Models with `head_dim` may have heads that
+    do not divide the hidden size; with `partial_rotary`, some values of a head may stand outside of the rotation."""
+
+    model_type: str
+    keys: Mapping[str, str]
+    told_by: Mapping[str, str] = field(default_factory=dict)
+    fixed: Mapping[str, object] = field(default_factory=dict)
+    more: Callable[[Facts], Mapping[str, object]] = lambda facts: {}
+    rotary: bool = True
+    head_dim: bool = True
+    partial_rotary: bool = False
+
+
+def _layer_types(facts: Facts, period: int) -> list[str]:
+    """All but every `period`th layer have a sliding window, if the file does not say otherwise."""
+    num_layers, pattern = facts.size("block_count"), facts.value("attention.sliding_window_pattern")
+    if not isinstance(pattern, list):
+        stated = period if pattern is None else facts.size("attention.sliding_window_pattern")
+        pattern = [(layer + 1) % stated != 0 for layer in range(num_layers)]
+    if len(pattern) != num_layers:
+        raise BadFiles(f"the GGUF file gives {len(pattern)} layers' kinds of attention, there are {num_layers} layers")
+    return ["sliding_attention" if slides else "full_attention" for slides in pattern]
+
+
+def _gemma2(facts: Facts) -> Mapping[str, object]:
+    return _windows(facts, 2) | _gemma_scale(facts, 46)
+
+
+def _gemma3(facts: Facts) -> Mapping[str, object]:
+    return _windows(facts, 6) | _gemma_scale(facts, 62) | rotary_parameters_by_layer_type(facts, 10_000.0)
+
+
+def _gemma_scale(facts: Facts, layers_of_27b: int) -> dict[str, object]:
+    """The models of 27 billion parameters scale queries as if their heads divided the hidden size. No file says so:
+    llama.cpp too knows them by the number of their layers."""
+    if facts.size("block_count") == layers_of_27b:
+        return {"query_pre_attn_scalar": facts.size("embedding_length") // facts.size("attention.head_count")}
+    return {"query_pre_attn_scalar": facts.head_dim()}
+
+
+def _windows(facts: Facts, period: int) -> dict[str, object]:
+    return {"sliding_window": facts.size("attention.sliding_window"), "layer_types": _layer_types(facts, period)}
+
+
+def _llama(facts: Facts) -> Mapping[str, object]:
+    """Mixtral's files are those of a llama with experts, and those of Mistral cannot be told from a llama's."""
+    if not facts.value("expert_count"):
+        return {"mlp_bias": facts.has("ffn_gate.bias")}
+    more = {"num_local_experts": facts.size("expert_count"), "num_experts_per_tok": facts.size("expert_used_count")}
+    return {"model_type": "mixtral", **more, "sliding_window": None}
+
+
+def _qwen2_moe(facts: Facts) -> Mapping[str, object]:
+    facts.value("expert_shared_count")  # all shared experts are one, and as wide as stated
+    return {"norm_topk_prob": bool(facts.value("expert_weights_norm"))}
+
+
+def _qwen3_moe(facts: Facts) -> Mapping[str, object]:
+    return {"norm_topk_prob": facts.value("expert_weights_norm") is not False}
+
+
+def _olmo2(facts: Facts) -> Mapping[str, object]:
+    """OLMo 3's files are those of an OLMo 2 with windows."""
+    if not facts.value("attention.sliding_window"):
+        return {}
+    rotary = rotary_parameters_by_layer_type(facts, facts.number("rope.freq_base", 10_000.0))
+    return {"model_type": "olmo3", **_windows(facts, 4), **rotary}
+
+
+def _phi3(facts: Facts) -> Mapping[str, object]:
+    return {"sliding_window": facts.value("attention.sliding_window") or None}
+
+
+def _stablelm(facts: Facts) -> Mapping[str, object]:
+    facts.value("use_parallel_residual")  # llama.cpp too goes by the norm
+    return {"use_parallel_residual": not facts.has("ffn_norm.weight")}
+
+
+def _falcon(facts: Facts) -> Mapping[str, object]:
+    """Falcon 7B has one key for all heads; those since have groups, and one or two norms before attention."""
+    heads, kv_heads = facts.size("attention.head_count"), facts.size("attention.head_count_kv")
+    if kv_heads == 1:
+        return {"multi_query": True, "new_decoder_architecture": False, "num_kv_heads": 1}
+    if kv_heads == heads:
+        raise LoadFailed("GGUF files of Falcon models with a key for each head are not supported")
+    norms = 2 if facts.has("attn_norm_2.weight") else 1
+    return {"new_decoder_architecture": True, "num_kv_heads": kv_heads, "num_ln_in_parallel_attn": norms}
+
+
+def _gpt_oss(facts: Facts) -> Mapping[str, object]:
+    facts.value("expert_gating_func")  # always a softmax over those that were chosen
+    return _windows(facts, 2)
+
+
+_QWEN_MIXTURE = _RMS | _MIXTURE | {"expert_count": "num_experts"}
+_QWEN_MIXTURE_FIXED = {"decoder_sparse_step": 1, "mlp_only_layers": []}
+_EPSILON = "attention.layer_norm_epsilon"
+_ARCHITECTURES: Mapping[str, _Architecture] = {
+    "command-r": _Architecture(
+        "cohere",
+        _COMMON | {_EPSILON: "layer_norm_eps", "logit_scale": "logit_scale"},
+        told_by=_ATTENTION_BIAS | {"use_qk_norm": "attn_q_norm.weight"},
+    ),
+    "falcon": _Architecture(
+        "falcon",
+        _COMMON | {_EPSILON: "layer_norm_epsilon", "feed_forward_length": "ffn_hidden_size"},
+        told_by={"bias": "attn_qkv.bias"},
+        fixed={"alibi": False, "parallel_attn": True},
+        more=_falcon,
+        head_dim=False,
+    ),
+    "gemma": _Architecture("gemma", _RMS),
+    "gemma2": _Architecture("gemma2", _RMS | _SOFTCAPS, more=_gemma2),
+    "gemma3": _Architecture("gemma3_text", _RMS | _SOFTCAPS, more=_gemma3),
+    "gpt-oss": _Architecture(
+        "gpt_oss",
+        _RMS | {"expert_count": "num_local_experts", "expert_used_count": "num_experts_per_tok"},
+        told_by=_ATTENTION_BIAS,
+        more=_gpt_oss,
+    ),
+    "gpt2": _Architecture(
+        "gpt2",
+        {
+            "context_length": "n_positions",
+            "block_count": "n_layer",
+            "embedding_length": "n_embd",
+            "feed_forward_length": "n_inner",
+            "attention.head_count": "n_head",
+            _EPSILON: "layer_norm_epsilon",
+        },
+        rotary=False,
+        head_dim=False,
+    ),
+    "gptneox": _Architecture(
+        "gpt_neox",
+        _COMMON | {_EPSILON: "layer_norm_eps", "use_parallel_residual": "use_parallel_residual"},
+        told_by={"attention_bias": "attn_qkv.bias"},
+        head_dim=False,
+        partial_rotary=True,
+    ),
+    "granite": _Architecture(
+        "granite",
+        _RMS
+        | {
+            "attention.scale": "attention_multiplier",
+            "embedding_scale": "embedding_multiplier",
+            "residual_scale": "residual_multiplier",
+            "logit_scale": "logits_scaling",
+        },
+        told_by=_ATTENTION_BIAS | {"mlp_bias": "ffn_gate.bias"},
+    ),
+    "llama": _Architecture("llama", _RMS, told_by=_ATTENTION_BIAS, more=_llama),
+    "olmo": _Architecture("olmo", _COMMON | {"attention.clamp_kqv": "clip_qkv"}, told_by=_ATTENTION_BIAS),
+    "olmo2": _Architecture("olmo2", _RMS, told_by=_ATTENTION_BIAS, more=_olmo2),
+    "phi2": _Architecture(
+        "phi",
+        _COMMON | {_EPSILON: "layer_norm_eps"},
+        fixed={"qk_layernorm": False},
+        head_dim=False,
+        partial_rotary=True,
+    ),
+    "phi3": _Architecture("phi3", _RMS, more=_phi3, head_dim=False, partial_rotary=True),
+    "qwen2": _Architecture("qwen2", _RMS),
+    "qwen2moe": _Architecture(
+        "qwen2_moe",
+        _QWEN_MIXTURE | {"expert_shared_feed_forward_length": "shared_expert_intermediate_size"},
+        told_by={"qkv_bias": "attn_q.bias"},
+        fixed=_QWEN_MIXTURE_FIXED,
+        more=_qwen2_moe,
+    ),
+    "qwen3": _Architecture("qwen3", _RMS, told_by=_ATTENTION_BIAS),
+    "qwen3moe": _Architecture(
+        "qwen3_moe", _QWEN_MIXTURE, told_by=_ATTENTION_BIAS, fixed=_QWEN_MIXTURE_FIXED, more=_qwen3_moe
+    ),
+    # Which layers have no rotary embedding is no more stated than that the others have one.
+    "smollm3": _Architecture(
+        "smollm3",
+        _RMS,
+        told_by=_ATTENTION_BIAS | {"mlp_bias": "ffn_gate.bias"},
+        fixed={"no_rope_layer_interval": 4, "use_sliding_window": False},
+    ),
+    "stablelm": _Architecture(
+        "stablelm",
+        _COMMON | {_EPSILON: "layer_norm_eps"},
+        told_by={"use_qkv_bias": "attn_q.bias", "qk_layernorm": "attn_q_norm.weight"},
+        more=_stablelm,
+        head_dim=False,
+        partial_rotary=True,
+    ),
+    "starcoder2": _Architecture(
+        "starcoder2", _COMMON | {_EPSILON: "norm_epsilon"}, told_by={"use_bias": "attn_q.bias"}
+    ),
+}
+
+
+def gguf_config(reader: HeaderReader, factors: Mapping[str, list[float]] | None = None) -> dict[str, Any]:
+    """The config that a Hugging Face directory of this model would have.
+
+    `factors`: the values of tensors of rotary factors, by name, where the file may have a hole in their place.
+    Raises LoadFailed if it is not known how.
+    """
+    facts = Facts(reader, factors or {})
+    architecture = _ARCHITECTURES.get(facts.architecture)
+    if architecture is None:
+        raise LoadFailed(
+            f"GGUF files of architecture {facts.architecture!r} are not supported; supported are "
+            f"{', '.join(_ARCHITECTURES)}"
+        )
+    if "token_embd.weight" not in facts.tensors:
+        raise BadFiles("the GGUF file holds no token embedding")
+    config = _stated(facts, architecture)
+    facts.check_used()
+    tokens = {f"{token}_token_id": header_value(reader, f"tokenizer.ggml.{key}_token_id") for token, key in _TOKENS}
+    return config | tokens | {"architectures": [ARCHITECTURES[config["model_type"]]]}
+
+
+# The config's name, and the file's.
+_TOKENS = (("bos", "bos"), ("eos", "eos"), ("pad", "padding"))
+
+
+def _stated(facts: Facts, architecture: _Architecture) -> dict[str, Any]:
+    config: dict[str, Any] = {
+        "model_type": architecture.model_type,
+        "vocab_size": facts.tensors["token_embd.weight"].shape[0],
+        # The output projection is only stored where it is not the embedding.
+        "tie_word_embeddings": "output.weight" not in facts.tensors,
+        **{key: facts.has(name) for key, name in architecture.told_by.items()},
+        **architecture.fixed,
+        **{
+            key: value
+            for gguf_key, key in architecture.keys.items()
+            if (value := facts.value(gguf_key)) is not None
+        },
+    }
+    if "num_key_value_heads" in architecture.keys.values():
+        config.setdefault("num_key_value_heads", config.get("num_attention_heads"))
+    if not architecture.head_dim:
+        facts.check_divided_head_dim()
+    elif architecture.model_type == "llama" and facts.value("attention.key_length") is None:
+        config["head_dim"] = facts.value("rope.dimension_count") or facts.head_dim()
+    else:
+        config["head_dim"] = facts.head_dim()
+    if architecture.rotary:
+        head_dim = config.get("head_dim") or facts.head_dim()
+        config |= rotary_parameters(facts, head_dim, architecture.partial_rotary)
+    return config | architecture.more(facts)
+
+
+def stated_factors(config: Mapping[str, Any]) -> dict[str, list[float]]:
+    """The values of rotary factors that went into a config, by the names of their tensors."""
+    parameters = config.get("rope_parameters")
+    if not isinstance(parameters, dict) or "long_factor" not in parameters:
+        return {}
+    long, short = parameters["long_factor"], parameters.get("short_factor")
+    return {"rope_freqs.weight": long, "rope_factors_long.weight": long, "rope_factors_short.weight": short or []}
