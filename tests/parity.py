@@ -37,7 +37,7 @@ class Reference:
     """The unsharded model in bfloat16, from a Hugging Face directory or from a GGUF file."""
 
     def __init__(self, path: Path) -> None:
-        self.model: Any = read_gguf_with_transformers(path) if path.suffix == ".gguf" else _load_directory(path)
+        self.model: Any = _load_gguf(path) if path.suffix == ".gguf" else _load_directory(path)
         self.model.eval()
 
     @torch.inference_mode()
@@ -84,7 +84,7 @@ def _load_directory(path: Path) -> Any:
     return AutoModelForCausalLM.from_pretrained(path, dtype=torch.bfloat16)
 
 
-def read_gguf_with_transformers(path: Path) -> Any:
+def _load_gguf(path: Path) -> Any:
     """What from_pretrained(gguf_file=...) does, which also asks for a package that nothing else here needs."""
     config = AutoConfig.from_pretrained(path.parent, gguf_file=path.name)
     with no_init_weights():

@@ -1,7 +1,7 @@
 """Undoes what the conversion to GGUF did to the layout of tensors, or to their values.
 
-What was done is in llama.cpp's `conversion/` folder, and where it serves that project's own kernels nowhere else: of the
-rows of a llama's queries and keys the file has another order than the Hugging Face directory.
+What was done is in llama.cpp's `conversion/` folder. It serves that project's kernels: so have the rows of a llama's
+queries and keys another order in the file than in the Hugging Face directory.
 """
 
 from __future__ import annotations

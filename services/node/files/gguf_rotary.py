@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 from meshnet.errors import BadFiles, LoadFailed
-
-if TYPE_CHECKING:
-    from services.node.files.gguf_config import Facts
+from services.node.files.gguf_facts import Facts
 
 # What llama.cpp takes where a file does not say.
 _DEFAULT_BASE = 10_000.0

