@@ -21,8 +21,9 @@ from meshnet.errors import BadFiles, LoadFailed
 from meshnet.model import check_model_id
 from meshnet.model_files import CONFIG_FILE, ModelFiles
 from services.node.files.description import Description, description_from_json, description_to_json
-from services.node.files.gguf_config import gguf_config, stated_factors
+from services.node.files.gguf_config import gguf_config
 from services.node.files.gguf_header import gguf_tensors, open_gguf
+from services.node.files.gguf_rotary import stated_factors
 from services.node.files.safetensors_header import read_header
 from services.node.files.weight_samples import sample_digest
 

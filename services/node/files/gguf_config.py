@@ -33,6 +33,8 @@ _MIXTURE = {"expert_used_count": "num_experts_per_tok", "expert_feed_forward_len
 _SOFTCAPS = {"attn_logit_softcapping": "attn_logit_softcapping", "final_logit_softcapping": "final_logit_softcapping"}
 # Biases that only some models of an architecture have: config key -> the tensor of a layer that tells.
 _ATTENTION_BIAS = {"attention_bias": "attn_q.bias"}
+# Of what these say, config classes have defaults of their own.
+_REQUIRED = ("attention.layer_norm_epsilon", "attention.layer_norm_rms_epsilon", "expert_used_count")
 # The config's name for a token, and the file's.
 _TOKENS = (("bos", "bos"), ("eos", "eos"), ("pad", "padding"))
 
@@ -109,6 +111,24 @@ def _olmo2(facts: Facts) -> Mapping[str, object]:
     return {"model_type": "olmo3", **_windows(facts, 4), **rotary}
 
 
+def _cohere(facts: Facts) -> Mapping[str, object]:
+    return {"logit_scale": facts.number("logit_scale", 1.0) or 1.0}
+
+
+def _granite(facts: Facts) -> Mapping[str, object]:
+    """A scale of zero is none."""
+    return {
+        "attention_multiplier": facts.number("attention.scale", 0.0) or facts.head_dim() ** -0.5,
+        "embedding_multiplier": facts.number("embedding_scale", 1.0) or 1.0,
+        "residual_multiplier": facts.number("residual_scale", 1.0) or 1.0,
+        "logits_scaling": facts.number("logit_scale", 1.0) or 1.0,
+    }
+
+
+def _olmo(facts: Facts) -> Mapping[str, object]:
+    return {"clip_qkv": facts.number("attention.clamp_kqv", 0.0) or None}
+
+
 def _phi3(facts: Facts) -> Mapping[str, object]:
     slides = facts.value("attention.sliding_window")
     return {"sliding_window": facts.size("attention.sliding_window") if slides else None}
@@ -141,8 +161,9 @@ _EPSILON = "attention.layer_norm_epsilon"
 _ARCHITECTURES: Mapping[str, _Architecture] = {
     "command-r": _Architecture(
         "cohere",
-        _COMMON | {_EPSILON: "layer_norm_eps", "logit_scale": "logit_scale"},
+        _COMMON | {_EPSILON: "layer_norm_eps"},
         told_by=_ATTENTION_BIAS | {"use_qk_norm": "attn_q_norm.weight"},
+        more=_cohere,
     ),
     "falcon": _Architecture(
         "falcon",
@@ -181,19 +202,9 @@ _ARCHITECTURES: Mapping[str, _Architecture] = {
         head_dim=False,
         partial_rotary=True,
     ),
-    "granite": _Architecture(
-        "granite",
-        _RMS
-        | {
-            "attention.scale": "attention_multiplier",
-            "embedding_scale": "embedding_multiplier",
-            "residual_scale": "residual_multiplier",
-            "logit_scale": "logits_scaling",
-        },
-        told_by=_ATTENTION_BIAS | {"mlp_bias": "ffn_gate.bias"},
-    ),
+    "granite": _Architecture("granite", _RMS, told_by=_ATTENTION_BIAS | {"mlp_bias": "ffn_gate.bias"}, more=_granite),
     "llama": _Architecture("llama", _RMS, told_by=_ATTENTION_BIAS, more=_llama),
-    "olmo": _Architecture("olmo", _COMMON | {"attention.clamp_kqv": "clip_qkv"}, told_by=_ATTENTION_BIAS),
+    "olmo": _Architecture("olmo", _COMMON, told_by=_ATTENTION_BIAS, more=_olmo),
     "olmo2": _Architecture("olmo2", _RMS, told_by=_ATTENTION_BIAS, more=_olmo2),
     "phi2": _Architecture(
         "phi",
@@ -269,6 +280,9 @@ def _stated(facts: Facts, architecture: _Architecture) -> dict[str, Any]:
         **architecture.fixed,
         **{key: value for gguf_key, key in architecture.keys.items() if (value := facts.value(gguf_key)) is not None},
     }
+    for gguf_key in _REQUIRED:
+        if (key := architecture.keys.get(gguf_key)) and key not in config:
+            raise BadFiles(f"the GGUF file does not state {gguf_key}")
     if "num_key_value_heads" in architecture.keys.values():
         config.setdefault("num_key_value_heads", config.get("num_attention_heads"))
     if not architecture.head_dim:
@@ -282,12 +296,3 @@ def _stated(facts: Facts, architecture: _Architecture) -> dict[str, Any]:
         head_dim = config.get("head_dim") or facts.head_dim()
         config |= rotary_parameters(facts, head_dim, architecture.partial_rotary)
     return {**config, **architecture.more(facts)}
-
-
-def stated_factors(config: Mapping[str, Any]) -> dict[str, list[float]]:
-    """The values of rotary factors that went into a config, by the names of their tensors."""
-    parameters = config.get("rope_parameters")
-    if not isinstance(parameters, dict) or "long_factor" not in parameters:
-        return {}
-    long, short = parameters["long_factor"], parameters.get("short_factor")
-    return {"rope_freqs.weight": long, "rope_factors_long.weight": long, "rope_factors_short.weight": short or []}

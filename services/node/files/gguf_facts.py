@@ -42,6 +42,9 @@ _TELLING: Mapping[str, tuple[object, ...]] = {
     "rope.dimension_count_swa": (),
     "rope.dimension_sections": (),
     "rope.freq_base_swa": (),
+    # As other programs than llama.cpp write for Gemma 3.
+    "rope.global.freq_base": (),
+    "rope.local.freq_base": (),
     "rope.scale_linear": (0, 1),
     "rope.scaling.alpha": (0,),
     "rope.scaling.attn_factor": (1,),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
 from meshnet.errors import BadFiles, LoadFailed
 from services.node.files.gguf_facts import Facts
@@ -41,6 +43,15 @@ def rotary_parameters_by_layer_type(facts: Facts, sliding_base: float) -> dict[s
         raise LoadFailed("rotary factors for models with sliding windows are not supported")
     sliding = {"rope_type": "default", "rope_theta": facts.number("rope.freq_base_swa", sliding_base)}
     return {"rope_parameters": {"full_attention": parameters, "sliding_attention": sliding}}
+
+
+def stated_factors(config: Mapping[str, Any]) -> dict[str, list[float]]:
+    """The values of rotary factors that went into a config, by the names of their tensors."""
+    parameters = config.get("rope_parameters")
+    if not isinstance(parameters, dict) or "long_factor" not in parameters:
+        return {}
+    long, short = parameters["long_factor"], parameters.get("short_factor")
+    return {_FREQUENCIES: long, _LONG: long, _SHORT: short or []}
 
 
 def _scaling(facts: Facts, dimensions: int) -> dict[str, object]:

@@ -153,6 +153,7 @@ SIZES = {
     "feed_forward_length": 64,
     "attention.head_count": 4,
     "attention.head_count_kv": 2,
+    "attention.layer_norm_rms_epsilon": 1e-6,
 }
 FACTORS = {"rope_freqs.weight": [1.0, 2.0, 4.0, 8.0]}
 
@@ -198,12 +199,14 @@ def header_only(
         ("llama", {"llama.attention.sliding_window": 8}, {}, "sliding_window = 8"),
         ("llama", {"llama.attention.head_count": [4, 2]}, {}, "layer by layer"),
         ("llama", {"llama.embedding_length": None}, {}, "no size"),
+        ("llama", {"llama.attention.layer_norm_rms_epsilon": None}, {}, "does not state"),
         ("llama", {"llama.block_count": 1 << 30}, {}, "names 1073741824 layers"),
         ("qwen2", {"qwen2.attention.head_count": 64}, {}, "more heads"),
         ("qwen3", {"qwen3.expert_count": 8}, {}, "expert_count = 8"),
         ("qwen2", {"qwen2.rope.dimension_count": 4}, {}, "4 of 8 values"),
-        ("phi2", {"phi2.attention.key_length": 16}, {}, "head size"),
-        ("falcon", {"falcon.attention.head_count_kv": 4}, {}, "a key for each head"),
+        ("phi2", {"phi2.attention.key_length": 16, "phi2.attention.layer_norm_epsilon": 1e-5}, {}, "head size"),
+        ("falcon", {"falcon.attention.head_count_kv": 4, "falcon.attention.layer_norm_epsilon": 1e-5}, {},
+         "a key for each head"),
         ("gemma3", {"gemma3.attention.sliding_window": 8, "gemma3.attention.sliding_window_pattern": [True, False]}, {},
          "kinds of attention"),
         ("phi3", {}, {"rope_factors_long.weight": [1.0] * 4, "rope_factors_short.weight": [1.0] * 4},
@@ -219,6 +222,21 @@ def test_what_would_be_run_wrong_is_refused_with_the_reason(
     files = header_only(tmp_path / "model.gguf", architecture, keys, tensors)
     with pytest.raises(LoadFailed, match=reason):
         gguf_config(open_gguf(files))
+
+
+def test_scales_of_zero_are_none(tmp_path: Path) -> None:
+    """As llama.cpp takes them, which has no other way to say that there is none."""
+    scales = dict.fromkeys(("attention.scale", "embedding_scale", "residual_scale", "logit_scale"), 0.0)
+    keys = {f"granite.{key}": scale for key, scale in scales.items()}
+    config = gguf_config(open_gguf(header_only(tmp_path / "model.gguf", "granite", keys)))
+    assert (config["attention_multiplier"], config["logits_scaling"]) == (8**-0.5, 1.0)
+    assert (config["embedding_multiplier"], config["residual_multiplier"]) == (1.0, 1.0)
+    assert (
+        gguf_config(open_gguf(header_only(tmp_path / "olmo.gguf", "olmo", {"olmo.attention.clamp_kqv": 0.0})))[
+            "clip_qkv"
+        ]
+        is None
+    )
 
 
 def test_the_models_of_27_billion_parameters_scale_queries_otherwise(tmp_path: Path) -> None:
