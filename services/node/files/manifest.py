@@ -20,16 +20,21 @@ _KV_TENSORS = 2
 _KV_VALUE_BYTES = 2
 
 _LAYER = re.compile(r"(?:^|\.)(?:layers|h|blk)\.(\d+)\.(.+)")
-# Causal masks and rotary frequencies that older checkpoints store; they are computed instead.
-COMPUTED = re.compile(r"(?:\.|^)(?:attn|attention)\.(?:masked_)?bias$|rotary_emb\.inv_freq$")
+# Causal masks and rotary frequencies that older checkpoints store, and rotary factors of GGUF files, which are in the
+# config: the one and the other is computed.
+COMPUTED = re.compile(
+    r"(?:\.|^)(?:attn|attention)\.(?:masked_)?bias$|rotary_emb\.inv_freq$|^rope_(?:freqs|factors_long|factors_short)\."
+)
 _EMBEDDING = re.compile(r"(?:^|\.)(?:embed_tokens|word_embeddings|wte|embed_in|token_embd)\.weight$")
 _HEAD = re.compile(r"^(?:lm_head|embed_out|output)\.weight$")
 _KEY_PROJECTION = re.compile(r"(?:self_attn\.k_proj|attn_k)\.weight$")
-# What chooses among experts is a matrix and yet not quantized.
-_ROUTER = re.compile(r"(?:^|\.)(?:gate|router)\.weight$")
+# What chooses among experts is a matrix and yet not quantized, and so are norms that have weights for each head.
+_WHOLE = re.compile(r"(?:^|\.)(?:gate|router|ffn_gate_inp|\w*norm)\.weight$")
+# A projection to one value, stored as a vector.
+_VECTOR = re.compile(r"(?:^|\.)ffn_gate_inp_shexp\.weight$")
 # The same projection of all experts of a layer in one tensor. Nodes take it apart and quantize each.
-_EXPERTS = re.compile(r"(?:^|\.)experts\.(?:gate_up_proj|down_proj)$")
-_MIXTURE = re.compile(r"(?:^|\.)experts\.")
+_EXPERTS = re.compile(r"(?:^|\.)(?:experts\.(?:gate_up_proj|down_proj)|ffn_(?:gate|up|down)_exps\.weight)$")
+_MIXTURE = re.compile(r"(?:^|\.)experts\.|_exps\.")
 # Stored as [in, out]: the matrices of the one, the experts of the other.
 _IN_OUT_MATRICES = "gpt2"
 _IN_OUT_EXPERTS = "gpt_oss"
@@ -144,7 +149,9 @@ def _tensor_bytes(name: str, tensor: TensorHeader, model_type: str) -> WeightByt
         case (experts, height, width) if _EXPERTS.search(name):
             rows = width if model_type == _IN_OUT_EXPERTS else height
             return _linear_bytes(experts, rows, height * width)
-        case (height, width) if name.endswith(".weight") and not _ROUTER.search(name):
+        case (width,) if _VECTOR.search(name):
+            return _linear_bytes(1, 1, width)
+        case (height, width) if name.endswith(".weight") and not _WHOLE.search(name):
             return _linear_bytes(1, width if model_type == _IN_OUT_MATRICES else height, height * width)
         case _:
             return _plain_bytes(tensor)
