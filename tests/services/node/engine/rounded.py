@@ -25,11 +25,17 @@ def requantized(reference: Reference, quantization: Quantization, layers: LayerR
             weight = module.weight.data
             rounded = _round_trip(weight.T.contiguous() if isinstance(module, Conv1D) else weight, quantization)
             module.weight.data = rounded.T.contiguous() if isinstance(module, Conv1D) else rounded
-        elif are_stacked(module):
-            for stack in (getattr(module, name).data for name in (GATE_UP, DOWN)):
-                for expert in stack.mT if getattr(module, "is_transposed", False) else stack:
-                    expert.copy_(_round_trip(expert.contiguous(), quantization))
+    round_experts(chosen, quantization)
     return reference
+
+
+def round_experts(model: torch.nn.Module, quantization: Quantization) -> None:
+    """Rounds the weights of mixtures in their place. bitsandbytes takes no stacks of experts, so that transformers
+    would leave them as they are."""
+    for module in filter(are_stacked, model.modules()):
+        for stack in (getattr(module, name).data for name in (GATE_UP, DOWN)):
+            for expert in stack.mT if getattr(module, "is_transposed", False) else stack:
+                expert.copy_(_round_trip(expert.contiguous(), quantization))
 
 
 def _round_trip(weight: torch.Tensor, quantization: Quantization) -> torch.Tensor:
