@@ -84,8 +84,12 @@ def check_emitted(
 def gap_in_steps(logits: torch.Tensor, token: int) -> float:
     """How far a token's logit is below the largest, in steps between bfloat16 values of the largest's size."""
     largest = float(logits.max())
-    step = math.ldexp(1.0, math.frexp(largest)[1] - 1 - _MANTISSA_BITS)
-    return (largest - float(logits[token])) / step
+    return (largest - float(logits[token])) / bfloat16_step(largest)
+
+
+def bfloat16_step(value: float) -> float:
+    """Between bfloat16 values of this size."""
+    return math.ldexp(1.0, math.frexp(value)[1] - 1 - _MANTISSA_BITS)
 
 
 def _load_directory(path: Path, dtype: torch.dtype) -> Any:

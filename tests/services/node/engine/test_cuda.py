@@ -39,7 +39,7 @@ def test_shards_compute_what_transformers_does(
         logits = case.logits(shards)
         emitted = shards.generate({"greedy": case.tokens[:21]}, 6)["greedy"]
     assert logits.device.type == device
-    case.check(logits, case.tokens[:21], emitted)
+    case.check(logits, case.tokens[:21], emitted, real_size=False)
 
 
 @pytest.mark.parametrize("quantization", PRECISIONS)
@@ -62,7 +62,8 @@ def test_what_a_shard_holds_is_on_its_device(tmp_path: Path, device: str, quanti
     assert {tensor.device.type for tensor in [*module.parameters(), *module.buffers()]} == {device}
 
 
-@pytest.mark.parametrize("kind", list(TINY))
+# Falcon's linear layers are of a class of their own, which transformers passes over.
+@pytest.mark.parametrize("kind", [kind for kind in TINY if TINY[kind]["model_type"] != "falcon"])
 def test_the_modules_that_are_quantized_are_those_that_transformers_quantizes(tmp_path: Path, kind: str) -> None:
     """All linear layers but the head. Experts, which transformers leaves as they are, are beside them."""
     from bitsandbytes.nn import Linear4bit
