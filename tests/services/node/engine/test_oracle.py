@@ -22,12 +22,12 @@ pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
 
 GPT2_VOCAB = 50257
 NUM_EMITTED = 6
-# Natural logarithms, of the mean over 255 tokens: measured and then doubled, see docs/precision.md.
+# Natural logarithms, of the mean over 199 tokens: twice what transformers is off exact there, see docs/precision.md.
 LOSS_TOLERANCE = {
-    Quantization.FLOAT32: 0.002,
-    Quantization.BFLOAT16: 0.01,
-    Quantization.INT8: 0.03,
-    Quantization.NF4: 0.01,
+    Quantization.FLOAT32: 0.001,
+    Quantization.BFLOAT16: 0.005,
+    Quantization.INT8: 0.09,
+    Quantization.NF4: 0.005,
 }
 WAYS = range(1, PARTS + 1)
 
