@@ -14,7 +14,7 @@ export HF_HUB_OFFLINE := 1
 MODEL = $(shell $(BIN)/python tests/smollm2.py)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format lint types contracts generated generate unit compose-test churn planning-time clean
+.PHONY: help demo test check format lint types contracts generated generate unit compose-test churn planning-time cuda clean
 
 help:
 	@echo "make demo      set up, and serve SmolLM2-135M from three nodes on this machine"
@@ -23,6 +23,7 @@ help:
 	@echo "make generate  regenerate meshnet/v1 from proto/"
 	@echo "make churn     simulate a mesh under churn (CHURN_ARGS=--help: how large and for how long)"
 	@echo "make planning-time   how planning time grows with the mesh"
+	@echo "make cuda      on a machine with an NVIDIA GPU: what needs one, against transformers, and how fast it is"
 	@echo "make clean     remove what was installed and built"
 
 demo: $(DEMO_STAMP)
@@ -80,6 +81,12 @@ compose-test: $(STAMP)
 
 churn: $(STAMP)
 	$(BIN)/python -m benchmarks.mesh_churn $(CHURN_ARGS)
+
+# Not with several workers: they would share the memory of the GPU.
+cuda: $(STAMP)
+	@$(BIN)/python -c 'import sys, torch; torch.cuda.is_available() or sys.exit(f"torch {torch.__version__} finds no CUDA device here")'
+	$(BIN)/pytest -m cuda $(PYTEST_ARGS)
+	$(BIN)/python -m benchmarks.cuda_shard
 
 planning-time: $(STAMP)
 	$(BIN)/python -m benchmarks.planning_time $(PLANNING_ARGS)

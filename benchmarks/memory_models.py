@@ -20,23 +20,72 @@ _LLAMA_LIKE = {
     "vocab_size": 16000,
     "max_position_embeddings": 2048,
 }
-# GPT-2 is of its real size, 124 million parameters. None: SmolLM2-135M, a GGUF file.
+_MIXTURE = {**_LLAMA_LIKE, "hidden_size": 768, "num_hidden_layers": 6, "num_attention_heads": 12}
+# GPT-2 is of its real size, 124 million parameters. None: SmolLM2-135M, a GGUF file. The others have the proportions of
+# their kind at 100 to 300 million parameters.
 MODELS: dict[str, dict[str, Any] | None] = {
     "smollm2": None,
     "gpt2": {"model_type": "gpt2"},
     "llama": {"model_type": "llama", **_LLAMA_LIKE},
-    "llama-tied": {"model_type": "llama", **_LLAMA_LIKE, "tie_word_embeddings": True, "head_dim": 128},
-    "mistral": {"model_type": "mistral", **_LLAMA_LIKE, "sliding_window": None},
-    "qwen2": {"model_type": "qwen2", **_LLAMA_LIKE},
-    "qwen3": {"model_type": "qwen3", **_LLAMA_LIKE},
-    "gpt_neox": {"model_type": "gpt_neox", **_LLAMA_LIKE, "rotary_pct": 0.25},
+    "qwen3": {"model_type": "qwen3", **_LLAMA_LIKE, "vocab_size": 50000, "head_dim": 128, "tie_word_embeddings": True},
+    "gemma3": {
+        "model_type": "gemma3_text",
+        **_LLAMA_LIKE,
+        "hidden_size": 640,
+        "intermediate_size": 2048,
+        "head_dim": 256,
+        "num_hidden_layers": 12,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 1,
+        "vocab_size": 131072,
+        "sliding_window": 512,
+        "layer_types": (["sliding_attention"] * 5 + ["full_attention"]) * 2,
+    },
+    "mixtral": {
+        "model_type": "mixtral",
+        **_MIXTURE,
+        "intermediate_size": 1344,
+        "num_local_experts": 8,
+        "num_experts_per_tok": 2,
+    },
+    "qwen3_moe": {
+        "model_type": "qwen3_moe",
+        **_MIXTURE,
+        "moe_intermediate_size": 256,
+        "num_experts": 32,
+        "head_dim": 64,
+        "num_experts_per_tok": 4,
+        "mlp_only_layers": [0],
+        "intermediate_size": 2048,
+    },
+    "gpt_oss": {
+        "model_type": "gpt_oss",
+        **_MIXTURE,
+        "intermediate_size": 768,
+        "num_local_experts": 16,
+        "head_dim": 64,
+        "num_experts_per_tok": 4,
+        "sliding_window": 128,
+        "layer_types": ["sliding_attention", "full_attention"] * 3,
+    },
+    "phi3": {"model_type": "phi3", **_LLAMA_LIKE, "pad_token_id": 0},
+    "opt": {
+        "model_type": "opt",
+        "hidden_size": 1024,
+        "ffn_dim": 4096,
+        "num_hidden_layers": 12,
+        "vocab_size": 50272,
+        "num_attention_heads": 16,
+        "max_position_embeddings": 2048,
+    },
+    "gpt_neox": {"model_type": "gpt_neox", **_LLAMA_LIKE, "intermediate_size": 4096, "rotary_pct": 0.25},
 }
 
 
 def save_made_up(folder: Path, name: str) -> tuple[Path, Path]:
     """Where a model is, and a tiny one of its kind."""
     options = MODELS[name]
-    tiny = TINY["llama" if options is None else options["model_type"]]
+    tiny = TINY["llama" if options is None else options["model_type"].removesuffix("_text")]
     return (smollm2_path() if options is None else _save(folder, name, options)), _save(folder, f"tiny-{name}", tiny)
 
 

@@ -48,7 +48,6 @@ def main(arguments: Sequence[str]) -> None:
 
     layers = LayerRange(*map(int, bounds)) if bounds else manifest.all_layers
     kv_bytes = manifest.kv_bytes(blocks_for(int(kv_tokens)) * BLOCK_TOKENS, quantization)
-    longest = min(int(kv_tokens), manifest.context_length)
     base = resident_bytes()
     forget_peak()
     shard = load(executor, manifest, layers, quantization, int(kv_tokens))
@@ -63,7 +62,9 @@ def main(arguments: Sequence[str]) -> None:
         "weights_held": shard.weight_bytes,
         "kv": len(layers) * kv_bytes,
         "kv_held": executor.kv_bytes,
-        "workspace": predict_workspace_bytes(manifest, quantization, longest, entry=layers.start == 0),
+        "workspace": predict_workspace_bytes(
+            manifest, quantization, int(kv_tokens), entry=layers.start == 0, layers=layers
+        ),
         "total_held": resident_bytes("VmHWM") - base,
         "loading": loading,
         "loaded": loaded,

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from meshnet.directive import Directive
+from meshnet.model import KvPrecision
 from meshnet.topology import Node
 
 
@@ -59,3 +60,4 @@ class DeployWish:
     context_length: int = 0
     sessions: int = 0
     replicas: int = 0
+    kv_precision: KvPrecision = KvPrecision.BFLOAT16

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from meshnet.directive import Directive, DirectiveKind, DirectiveState, FailureKind
 from meshnet.errors import InvalidRequest
-from meshnet.model import LayerRange, ModelManifest, Quantization, WeightBytes, check_model_id
+from meshnet.model import KvPrecision, LayerRange, ModelManifest, Quantization, WeightBytes, check_model_id
 from meshnet.topology import (
     Coverage,
     DeployedModel,
@@ -38,6 +38,10 @@ QUANTIZATION = {
     Quantization.INT8: common_pb2.QUANTIZATION_INT8,
     Quantization.NF4: common_pb2.QUANTIZATION_NF4,
     Quantization.FLOAT32: common_pb2.QUANTIZATION_FLOAT32,
+}
+KV_PRECISION = {
+    KvPrecision.BFLOAT16: common_pb2.KV_PRECISION_BFLOAT16,
+    KvPrecision.INT8: common_pb2.KV_PRECISION_INT8,
 }
 SHARD_STATE = {
     ShardState.LOADING: common_pb2.SHARD_STATE_LOADING,
@@ -72,6 +76,13 @@ def _key(table: dict[K, V], value: V, what: str) -> K:
     raise InvalidRequest(f"{what} is not set, or is newer than this software")
 
 
+def kv_precision_from_proto(precision: common_pb2.KvPrecision) -> KvPrecision:
+    """BFLOAT16 where none is named: there was no other once."""
+    if precision == common_pb2.KV_PRECISION_UNSPECIFIED:
+        return KvPrecision.BFLOAT16
+    return _key(KV_PRECISION, precision, "a precision of KV caches")
+
+
 def layers_to_proto(layers: LayerRange) -> common_pb2.LayerRange:
     return common_pb2.LayerRange(start=layers.start, end=layers.end)
 
@@ -101,6 +112,7 @@ def manifest_to_proto(manifest: ModelManifest) -> common_pb2.ModelManifest:
         layers=[weights_to_proto(layer) for layer in manifest.layers],
         entry=weights_to_proto(manifest.entry),
         kv_bytes_per_token=manifest.kv_bytes_per_token,
+        kv_scales_per_token=manifest.kv_scales_per_token,
     )
 
 
@@ -117,6 +129,7 @@ def manifest_from_proto(message: common_pb2.ModelManifest) -> ModelManifest:
         layers=tuple(weights_from_proto(layer) for layer in message.layers),
         entry=weights_from_proto(message.entry),
         kv_bytes_per_token=message.kv_bytes_per_token,
+        kv_scales_per_token=message.kv_scales_per_token,
     )
 
 
@@ -279,6 +292,7 @@ def model_to_proto(model: DeployedModel) -> common_pb2.DeployedModel:
         priority=model.priority,
         context_length=model.context_length,
         replicas=model.replicas or 0,
+        kv_precision=KV_PRECISION[model.kv_precision],
     )
 
 
@@ -290,6 +304,7 @@ def model_from_proto(message: common_pb2.DeployedModel) -> DeployedModel:
         priority=message.priority,
         max_context=None if message.context_length in (0, manifest.context_length) else message.context_length,
         replicas=message.replicas or None,
+        kv_precision=kv_precision_from_proto(message.kv_precision),
     )
 
 
@@ -343,6 +358,7 @@ def directive_to_proto(directive: Directive) -> tracker_pb2.Directive:
         quantization=QUANTIZATION[directive.quantization],
         revision=directive.revision,
         kv_tokens=directive.kv_tokens,
+        kv_precision=KV_PRECISION[directive.kv_precision],
         plan_version=directive.plan_version,
         reason=directive.reason,
         state=DIRECTIVE_STATE[directive.state],
@@ -364,6 +380,7 @@ def directive_from_proto(message: tracker_pb2.Directive) -> Directive:
         quantization=_key(QUANTIZATION, message.quantization, "a directive's quantization"),
         revision=message.revision,
         kv_tokens=message.kv_tokens,
+        kv_precision=kv_precision_from_proto(message.kv_precision),
         plan_version=message.plan_version,
         reason=message.reason,
         state=directive_state_from_proto(message.state),

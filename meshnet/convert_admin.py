@@ -72,4 +72,5 @@ def wish_to_proto(wish: DeployWish) -> admin_pb2.DeployModelRequest:
         context_length=wish.context_length,
         sessions=wish.sessions,
         replicas=wish.replicas,
+        kv_precision=convert.KV_PRECISION[wish.kv_precision],
     )

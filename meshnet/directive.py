@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from meshnet.errors import InvalidRequest
-from meshnet.model import LayerRange, Quantization
+from meshnet.model import KvPrecision, LayerRange, Quantization
 
 
 class DirectiveKind(StrEnum):
@@ -63,7 +63,8 @@ TRANSITIONS: dict[tuple[DirectiveKind, DirectiveState], frozenset[DirectiveState
 
 @dataclass(frozen=True, slots=True)
 class Directive:
-    """One order to one node. Byte counts are of weights; `kv_tokens` is KV cache room, in tokens.
+    """One order to one node. Byte counts are of weights; `kv_tokens` is KV cache room, in tokens, and `kv_precision`
+    how it is stored.
 
     `issued_unix_seconds` is for people, who are told it by the tracker; None: not known.
     """
@@ -84,6 +85,7 @@ class Directive:
     failure: str = ""
     failure_kind: FailureKind | None = None
     issued_unix_seconds: float | None = None
+    kv_precision: KvPrecision = KvPrecision.BFLOAT16
 
     def advance(
         self,

@@ -5,7 +5,16 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 
-from meshnet.model import BLOCK_TOKENS, LayerRange, ModelManifest, Quantization, WeightBytes, blocks_for
+from meshnet.model import (
+    BLOCK_TOKENS,
+    KvPrecision,
+    LayerRange,
+    LayerStep,
+    ModelManifest,
+    Quantization,
+    WeightBytes,
+    blocks_for,
+)
 
 # What placement keeps free on every node at least, for the steps.
 LEAST_WORKSPACE_BYTES = 16 << 20
@@ -13,7 +22,8 @@ LEAST_WORKSPACE_BYTES = 16 << 20
 
 @dataclass(frozen=True, slots=True)
 class Inspection:
-    """A model as the headers of its weight files describe it, with KV caches of `kv_tokens` tokens.
+    """A model as the headers of its weight files describe it, with KV caches of `kv_tokens` tokens, stored at
+    `kv_precision`.
 
     `workspace`: what a step takes beside weights and KV caches, as predicted; `entry_workspace`: on an entry node.
     """
@@ -22,10 +32,11 @@ class Inspection:
     kv_tokens: int
     workspace: WeightBytes
     entry_workspace: WeightBytes
+    kv_precision: KvPrecision = KvPrecision.BFLOAT16
 
     def kv_bytes(self, quantization: Quantization) -> int:
         """KV cache of one layer, in whole blocks."""
-        return self.manifest.kv_bytes(blocks_for(self.kv_tokens) * BLOCK_TOKENS, quantization)
+        return self.manifest.kv_bytes(blocks_for(self.kv_tokens) * BLOCK_TOKENS, quantization, self.kv_precision)
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -37,10 +48,18 @@ class Inspection:
         manifest = stated["manifest"]
         layers = tuple(WeightBytes(**layer) for layer in manifest["layers"])
         return Inspection(
-            manifest=ModelManifest(**manifest | {"layers": layers, "entry": WeightBytes(**manifest["entry"])}),
+            manifest=ModelManifest(
+                **manifest
+                | {
+                    "layers": layers,
+                    "entry": WeightBytes(**manifest["entry"]),
+                    "steps": tuple(LayerStep(**step) for step in manifest["steps"]),
+                }
+            ),
             kv_tokens=stated["kv_tokens"],
             workspace=WeightBytes(**stated["workspace"]),
             entry_workspace=WeightBytes(**stated["entry_workspace"]),
+            kv_precision=KvPrecision(stated["kv_precision"]),
         )
 
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from meshnet.errors import InvalidRequest
 
 # What room in a KV cache is promised, taken and given back in.
 BLOCK_TOKENS = 128
+
+_KV_SCALE_BYTES = 2
 
 MODEL_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
 
@@ -26,6 +28,14 @@ class Quantization(StrEnum):
     INT8 = "int8"
     NF4 = "nf4"
     FLOAT32 = "float32"
+
+
+class KvPrecision(StrEnum):
+    """How the KV caches of a deployed model are stored. BFLOAT16: as they are computed, as float32 in a float32 shard.
+    INT8: with a scale in bfloat16 for each token and KV head, of keys and of values."""
+
+    BFLOAT16 = "bfloat16"
+    INT8 = "int8"
 
 
 def parse_quantizations(text: str) -> tuple[Quantization, ...]:
@@ -98,11 +108,25 @@ class WeightBytes:
 
 
 @dataclass(frozen=True, slots=True)
+class LayerStep:
+    """What a step through a layer holds at once. `values`: of activations, a token. `largest_linear`: weights of its
+    largest linear layer. `score_heads`: heads whose attention scores are held in float32, 0 where no scores are held.
+    `window`: tokens that each sees, None: all."""
+
+    values: int
+    largest_linear: int
+    score_heads: int = 0
+    window: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class ModelManifest:
     """A model as the headers of its weight files describe it.
 
     `layers` has one entry a layer, in order. `entry` is what a shard that starts at layer 0 pays on top:
-    embedding, final norm and LM head. `kv_bytes_per_token` is for one token in one layer, in bfloat16.
+    embedding, final norm and LM head. `kv_bytes_per_token` is for one token in one layer, in bfloat16;
+    `kv_scales_per_token` are the scales that it has at INT8: one for each KV head, of keys and of values. `steps` has
+    one entry a layer too, and is known only where the weight files are: it does not travel.
     """
 
     model_id: str
@@ -114,6 +138,8 @@ class ModelManifest:
     layers: tuple[WeightBytes, ...]
     entry: WeightBytes
     kv_bytes_per_token: int
+    kv_scales_per_token: int = 0
+    steps: tuple[LayerStep, ...] = field(default=(), compare=False)
 
     @property
     def num_layers(self) -> int:
@@ -128,13 +154,23 @@ class ModelManifest:
         size = sum(self.layers[layer].at(quantization) for layer in layers.layers)
         return size + (self.entry.at(quantization) if layers.start == 0 else 0)
 
-    def kv_bytes(self, num_tokens: int, quantization: Quantization) -> int:
-        """KV cache bytes of that many tokens in one layer. A float32 shard caches what it computes: float32."""
+    def kv_bytes(
+        self, num_tokens: int, quantization: Quantization, precision: KvPrecision = KvPrecision.BFLOAT16
+    ) -> int:
+        """KV cache bytes of that many tokens in one layer."""
+        if precision is KvPrecision.INT8:
+            return num_tokens * (self.kv_bytes_per_token // 2 + _KV_SCALE_BYTES * self.kv_scales_per_token)
         return num_tokens * self.kv_bytes_per_token * (2 if quantization is Quantization.FLOAT32 else 1)
 
-    def shard_bytes(self, layers: LayerRange, quantization: Quantization, kv_tokens: int) -> int:
+    def shard_bytes(
+        self,
+        layers: LayerRange,
+        quantization: Quantization,
+        kv_tokens: int,
+        precision: KvPrecision = KvPrecision.BFLOAT16,
+    ) -> int:
         """What a shard takes: its weights, and KV cache for `kv_tokens` tokens in each layer."""
-        return self.weight_bytes(layers, quantization) + len(layers) * self.kv_bytes(kv_tokens, quantization)
+        return self.weight_bytes(layers, quantization) + len(layers) * self.kv_bytes(kv_tokens, quantization, precision)
 
 
 def check_model_id(model_id: str) -> str:

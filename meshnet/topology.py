@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from meshnet.errors import InvalidRequest, TopologyGap
-from meshnet.model import LayerRange, ModelManifest, Quantization, merge_layers
+from meshnet.model import KvPrecision, LayerRange, ModelManifest, Quantization, merge_layers
 
 # Failure of a route that is too new for an outcome.
 NOT_PROBED = "no token has come through it yet"
@@ -120,9 +120,9 @@ class Node:
 class DeployedModel:
     """A model that the mesh has been asked to serve.
 
-    `kv_tokens` is what the KV cache of every shard must have room for. Models with a higher `priority` are placed
-    first when capacity is short. `max_context`: longest sequence that the mesh serves, None: what the model was made
-    for. `replicas`: most replicas of a layer, None: as many as there is room for.
+    `kv_tokens` is what the KV cache of every shard must have room for, stored at `kv_precision`. Models with a higher
+    `priority` are placed first when capacity is short. `max_context`: longest sequence that the mesh serves, None: what
+    the model was made for. `replicas`: most replicas of a layer, None: as many as there is room for.
     """
 
     manifest: ModelManifest
@@ -130,6 +130,7 @@ class DeployedModel:
     priority: int = 0
     max_context: int | None = None
     replicas: int | None = None
+    kv_precision: KvPrecision = KvPrecision.BFLOAT16
 
     @property
     def context_length(self) -> int:

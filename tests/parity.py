@@ -34,16 +34,17 @@ class ParityReport:
 
 
 class Reference:
-    """The unsharded model in bfloat16, from a Hugging Face directory or from a GGUF file."""
+    """The unsharded model, from a Hugging Face directory or from a GGUF file."""
 
-    def __init__(self, path: Path) -> None:
-        self.model: Any = _load_gguf(path) if path.suffix == ".gguf" else _load_directory(path)
+    def __init__(self, path: Path, dtype: torch.dtype = torch.bfloat16) -> None:
+        self.model: Any = _load_gguf(path, dtype) if path.suffix == ".gguf" else _load_directory(path, dtype)
         self.model.eval()
 
     @torch.inference_mode()
     def logits(self, token_ids: Sequence[int]) -> torch.Tensor:
-        """`[tokens, vocab]` in bfloat16."""
-        logits: torch.Tensor = self.model(torch.tensor([list(token_ids)]), use_cache=False).logits[0]
+        """`[tokens, vocab]` in the model's dtype."""
+        ids = torch.tensor([list(token_ids)], device=self.model.device)
+        logits: torch.Tensor = self.model(ids, use_cache=False).logits[0]
         return logits
 
     def quantize(self, layers: LayerRange, quantization: Quantization) -> None:
@@ -59,37 +60,48 @@ class Reference:
         self, prompt_ids: Sequence[int], emitted_ids: Sequence[int], tolerated_steps: float = TOLERATED_STEPS
     ) -> ParityReport:
         """Asserts that each emitted token is right after the prompt and the tokens emitted before it."""
-        assert emitted_ids, "nothing was emitted"
-        logits = self.logits([*prompt_ids, *emitted_ids[:-1]])[len(prompt_ids) - 1 :].float()
-        flips, worst = 0, 0.0
-        for index, (row, token) in enumerate(zip(logits, emitted_ids, strict=True)):
-            gap = gap_in_steps(row, token)
-            assert gap <= tolerated_steps, (
-                f"token {index} is {token}, the reference's is {int(row.argmax())}, "
-                f"{gap:.1f} bfloat16 steps above: {list(emitted_ids)}"
-            )
-            flips += gap > 0
-            worst = max(worst, gap)
-        return ParityReport(flips, worst)
+        logits = self.logits([*prompt_ids, *emitted_ids[:-1]])[len(prompt_ids) - 1 :]
+        return check_emitted(logits, emitted_ids, tolerated_steps)
+
+
+def check_emitted(
+    logits: torch.Tensor, emitted_ids: Sequence[int], tolerated_steps: float = TOLERATED_STEPS
+) -> ParityReport:
+    """Asserts that each token is right by the reference's logits `[tokens, vocab]` in its place."""
+    assert emitted_ids, "nothing was emitted"
+    flips, worst = 0, 0.0
+    for index, (row, token) in enumerate(zip(logits.float(), emitted_ids, strict=True)):
+        gap = gap_in_steps(row, token)
+        assert gap <= tolerated_steps, (
+            f"token {index} is {token}, the reference's is {int(row.argmax())}, "
+            f"{gap:.1f} bfloat16 steps above: {list(emitted_ids)}"
+        )
+        flips += gap > 0
+        worst = max(worst, gap)
+    return ParityReport(flips, worst)
 
 
 def gap_in_steps(logits: torch.Tensor, token: int) -> float:
     """How far a token's logit is below the largest, in steps between bfloat16 values of the largest's size."""
     largest = float(logits.max())
-    step = math.ldexp(1.0, math.frexp(largest)[1] - 1 - _MANTISSA_BITS)
-    return (largest - float(logits[token])) / step
+    return (largest - float(logits[token])) / bfloat16_step(largest)
 
 
-def _load_directory(path: Path) -> Any:
-    return AutoModelForCausalLM.from_pretrained(path, dtype=torch.bfloat16)
+def bfloat16_step(value: float) -> float:
+    """Between bfloat16 values of this size."""
+    return math.ldexp(1.0, math.frexp(value)[1] - 1 - _MANTISSA_BITS)
 
 
-def _load_gguf(path: Path) -> Any:
+def _load_directory(path: Path, dtype: torch.dtype) -> Any:
+    return AutoModelForCausalLM.from_pretrained(path, dtype=dtype)
+
+
+def _load_gguf(path: Path, dtype: torch.dtype) -> Any:
     """What from_pretrained(gguf_file=...) does, which also asks for a package that nothing else here needs."""
     config = AutoConfig.from_pretrained(path.parent, gguf_file=path.name)
     with no_init_weights():
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
-    loaded = load_gguf_checkpoint(str(path), return_tensors=True, model_to_load=model, torch_dtype=torch.bfloat16)
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    loaded = load_gguf_checkpoint(str(path), return_tensors=True, model_to_load=model, torch_dtype=dtype)
     missing, unexpected = model.load_state_dict(loaded["tensors"], strict=False)
     assert set(missing) <= {"lm_head.weight"}, missing
     assert not unexpected, unexpected

@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from meshnet.model import LayerRange
+from meshnet.model import KvPrecision, LayerRange
 from meshnet.sizes import format_size
 from meshnet.topology import DeployedModel, Node, RouteProbe, Shard, ShardState, Topology
 
@@ -46,7 +46,7 @@ def _model(topology: Topology, model: DeployedModel, shortfall: str, routes: Seq
             grid.add_row(node.node_id, _row(node, model.model_id, columns), _held(node, model.model_id))
     legend = Text(f"{READY} serves  {LOADING} loads  {EMPTY} does not hold", "dim")
     parts: list[RenderableType] = [
-        Text.assemble((model.model_id, "bold"), f"  {num_layers} layers  ", state),
+        Text.assemble((model.model_id, "bold"), f"  {num_layers} layers  ", state, _kv(model)),
         grid,
         legend,
     ]
@@ -55,6 +55,10 @@ def _model(topology: Topology, model: DeployedModel, shortfall: str, routes: Seq
     if routes:
         parts.append(_routes(routes))
     return Group(*parts, "")
+
+
+def _kv(model: DeployedModel) -> str:
+    return "" if model.kv_precision is KvPrecision.BFLOAT16 else f"  KV cache at {model.kv_precision}"
 
 
 def _routes(routes: Sequence[RouteProbe]) -> RenderableType:

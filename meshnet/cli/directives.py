@@ -16,6 +16,7 @@ from meshnet.cli.admin_client import admin_client
 from meshnet.cli.options import DEFAULT_TRACKER, JsonOption, TrackerOption
 from meshnet.cli.output import console, format_age, print_json, table
 from meshnet.directive import Directive, DirectiveState
+from meshnet.model import KvPrecision
 from meshnet.sizes import format_size
 
 STYLES = {DirectiveState.FAILED: "red", DirectiveState.READY: "green", DirectiveState.DROPPED: "green"}
@@ -43,7 +44,8 @@ def order(directive: Directive) -> str:
 
 
 def weights(directive: Directive) -> str:
-    return format_size(directive.bytes_total) if directive.bytes_total else "-"
+    size = format_size(directive.bytes_total) if directive.bytes_total else "-"
+    return size if directive.kv_precision is KvPrecision.BFLOAT16 else f"{size}, KV at {directive.kv_precision}"
 
 
 def directives(

@@ -19,6 +19,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from meshnet.addresses import WILDCARD_HOSTS, join_address, split_address
 from meshnet.cli.admin_client import AdminClient
 from meshnet.cli.processes import Processes, ProcessFailed
+from meshnet.model import KvPrecision
 from meshnet.topology import ShardState, Topology
 
 START_SECONDS = 120.0
@@ -58,6 +59,7 @@ class MeshPlan:
     models_dir: Path | None
     deploy: tuple[str, ...]
     kv_tokens: int | None
+    kv_precision: KvPrecision = KvPrecision.BFLOAT16
     advertise: str | None = None
     state: Path | None = None
     waits_for_others: bool = False
@@ -95,6 +97,7 @@ class Launcher:
             arguments += ["--deploy", model_id]
         if plan.kv_tokens:
             arguments += ["--kv-tokens", str(plan.kv_tokens)]
+        arguments += ["--kv", plan.kv_precision.value]
         if plan.state:
             arguments += ["--state", str(plan.state)]
         tracker = self.processes.start("tracker", "services.tracker", arguments)

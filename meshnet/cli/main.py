@@ -25,6 +25,7 @@ from meshnet.cli.models import app as models_app
 from meshnet.cli.node_tables import measures_table, nodes_table
 from meshnet.cli.options import (
     ContextOption,
+    KvOption,
     KvTokensOption,
     PriorityOption,
     ReplicasOption,
@@ -34,7 +35,7 @@ from meshnet.cli.options import (
 from meshnet.cli.plans import plan, rebalance
 from meshnet.cli.run import run_mesh
 from meshnet.cli.status_json import status_json
-from meshnet.model import Quantization
+from meshnet.model import KvPrecision, Quantization
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -112,6 +113,7 @@ def up(
     threads: ThreadsOption = 1,
     device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")] = "cpu",
     kv_tokens: KvTokensOption = None,
+    kv: KvOption = KvPrecision.BFLOAT16,
     gateway_listen: Annotated[str, typer.Option(help="Address of the gateway, HOST:PORT.")] = "127.0.0.1:8000",
     tracker_listen: Annotated[str, typer.Option(help="Address of the tracker, HOST:PORT.")] = "127.0.0.1:7700",
     stub: Annotated[bool, typer.Option("--stub", help="Nodes without weights that answer zeros.")] = False,
@@ -144,6 +146,7 @@ def up(
         models_dir=models,
         deploy=model_ids(model, models),
         kv_tokens=kv_tokens,
+        kv_precision=kv,
         log_level=log_level,
         log_to_terminal=log_to_terminal,
     )
@@ -177,6 +180,7 @@ def tracker_node(
     threads: ThreadsOption = None,
     device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")] = "cpu",
     kv_tokens: KvTokensOption = None,
+    kv: KvOption = KvPrecision.BFLOAT16,
     state: Annotated[
         Path | None,
         typer.Option(help="File in which the tracker keeps what is deployed. Default: none."),
@@ -205,6 +209,7 @@ def tracker_node(
         models_dir=models,
         deploy=model_ids(model, models),
         kv_tokens=kv_tokens,
+        kv_precision=kv,
         advertise=advertise,
         state=state,
         waits_for_others=True,
@@ -236,13 +241,14 @@ def deploy(
     model_id: Annotated[str, typer.Argument(help="A model that at least one node has the files of.")],
     tracker: TrackerOption = "127.0.0.1:7700",
     kv_tokens: KvTokensOption = None,
+    kv: KvOption = KvPrecision.BFLOAT16,
     priority: PriorityOption = 0,
     context: ContextOption = None,
     sessions: SessionsOption = None,
     replicas: ReplicasOption = None,
 ) -> None:
     """Ask the mesh to serve a model."""
-    wish = DeployWish(model_id, kv_tokens or 0, priority, context or 0, sessions or 0, replicas or 0)
+    wish = DeployWish(model_id, kv_tokens or 0, priority, context or 0, sessions or 0, replicas or 0, kv)
     with admin_client(tracker) as client:
         model, shortfall = client.deploy(wish)
     console.print(

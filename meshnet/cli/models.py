@@ -13,10 +13,10 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from meshnet.cli.options import JsonOption
+from meshnet.cli.options import JsonOption, KvOption
 from meshnet.cli.output import console, print_json, table
 from meshnet.inspection import Inspection, fit
-from meshnet.model import Quantization
+from meshnet.model import KvPrecision, ModelManifest, Quantization
 from meshnet.sizes import format_size
 
 # Of common graphics cards, in units of 10^9 bytes.
@@ -36,19 +36,20 @@ def inspect(
     kv_tokens: Annotated[
         int | None, typer.Option(help="Tokens of KV cache in each layer. Default: the model's context length.", min=1)
     ] = None,
+    kv: KvOption = KvPrecision.BFLOAT16,
     as_json: JsonOption = False,
 ) -> None:
     """Show what a model weighs at each precision and what of it fits on which node. Reads only the files' headers."""
-    inspection = Inspection.from_json(_read_headers(model, kv_tokens))
+    inspection = Inspection.from_json(_read_headers(model, kv_tokens, kv))
     if as_json:
         print_json(asdict(inspection) | {"fits": _all_fits(inspection)})
     else:
         console.print(inspection_picture(inspection))
 
 
-def _read_headers(model: str, kv_tokens: int | None) -> str:
+def _read_headers(model: str, kv_tokens: int | None, kv: KvPrecision) -> str:
     """The JSON of an Inspection, from the service that knows weight files; it says itself what is wrong with them."""
-    arguments = ["--kv-tokens", str(kv_tokens)] if kv_tokens else []
+    arguments = ["--kv", kv.value, *(["--kv-tokens", str(kv_tokens)] if kv_tokens else [])]
     command = [sys.executable, "-m", "services.node.inspecting", *arguments, "--", model]
     outcome = subprocess.run(command, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True, check=False)
     if outcome.returncode:
@@ -85,10 +86,16 @@ def _facts(inspection: Inspection) -> Table:
         ("hidden size", f"{manifest.hidden_size:,}"),
         ("vocabulary", f"{manifest.vocab_size:,} tokens"),
         ("context", f"{manifest.context_length:,} tokens"),
-        ("KV cache", f"for {inspection.kv_tokens:,} tokens in each layer"),
+        ("KV cache", f"for {inspection.kv_tokens:,} tokens in each layer, stored at {inspection.kv_precision}"),
+        ("KV a token", _kv_a_token(manifest)),
     ):
         facts.add_row(name, value)
     return facts
+
+
+def _kv_a_token(manifest: ModelManifest) -> str:
+    sizes = ((kv, manifest.num_layers * manifest.kv_bytes(1, Quantization.BFLOAT16, kv)) for kv in KvPrecision)
+    return ", ".join(f"{format_size(size)} at {kv}" for kv, size in sizes) + ", in all layers together"
 
 
 def _sizes(inspection: Inspection) -> Table:
@@ -101,7 +108,7 @@ def _sizes(inspection: Inspection) -> Table:
             _spread(layer_bytes),
             format_size(manifest.entry.at(quantization)),
             format_size(manifest.weight_bytes(manifest.all_layers, quantization)),
-            format_size(manifest.num_layers * manifest.kv_bytes(1, quantization)),
+            format_size(manifest.num_layers * manifest.kv_bytes(1, quantization, inspection.kv_precision)),
             format_size(manifest.num_layers * inspection.kv_bytes(quantization)),
             format_size(inspection.entry_workspace.at(quantization)),
         )

@@ -6,6 +6,8 @@ from typing import Annotated
 
 import typer
 
+from meshnet.model import KvPrecision
+
 DEFAULT_TRACKER = "127.0.0.1:7700"
 
 TrackerOption = Annotated[str, typer.Option("--tracker", help="Tracker, HOST:PORT.", envvar="MESHNET_TRACKER")]
@@ -13,6 +15,9 @@ JsonOption = Annotated[bool, typer.Option("--json", help="All of it as JSON, for
 KvTokensOption = Annotated[
     int | None,
     typer.Option(help="Tokens that each shard's KV cache has room for. Default: the model's context length.", min=1),
+]
+KvOption = Annotated[
+    KvPrecision, typer.Option("--kv", help="How KV caches are stored. int8 takes about half, and changes answers.")
 ]
 PriorityOption = Annotated[int, typer.Option(help="Placed in falling order when memory is short.")]
 ContextOption = Annotated[

@@ -19,6 +19,7 @@ from meshnet.cli.options import (
     DEFAULT_TRACKER,
     ContextOption,
     JsonOption,
+    KvOption,
     KvTokensOption,
     PriorityOption,
     ReplicasOption,
@@ -27,6 +28,7 @@ from meshnet.cli.options import (
 )
 from meshnet.cli.output import console, print_json, table
 from meshnet.directive import Directive, DirectiveKind
+from meshnet.model import KvPrecision
 
 NOTHING = "nothing to do"
 
@@ -36,6 +38,7 @@ def plan(
     deploy: Annotated[str | None, typer.Option(help="As if this model was deployed.", metavar="MODEL_ID")] = None,
     rebalance: Annotated[bool, typer.Option("--rebalance", help="As `meshnet rebalance` would.")] = False,
     kv_tokens: KvTokensOption = None,
+    kv: KvOption = KvPrecision.BFLOAT16,
     priority: PriorityOption = 0,
     context: ContextOption = None,
     sessions: SessionsOption = None,
@@ -47,9 +50,10 @@ def plan(
 
     The last options are those of `meshnet deploy`, and go with --deploy.
     """
-    if deploy is None and any((kv_tokens, priority, context, sessions, replicas)):
+    if deploy is None and any((kv_tokens, priority, context, sessions, replicas, kv is not KvPrecision.BFLOAT16)):
         raise typer.BadParameter("name the model that this is for: --deploy MODEL_ID")
-    wish = DeployWish(deploy, kv_tokens or 0, priority, context or 0, sessions or 0, replicas or 0) if deploy else None
+    numbers = kv_tokens or 0, priority, context or 0, sessions or 0, replicas or 0
+    wish = DeployWish(deploy, *numbers, kv) if deploy else None
     with admin_client(tracker) as client:
         preview = client.plan(without or (), wish, rebalance=rebalance)
     if as_json:

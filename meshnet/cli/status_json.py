@@ -31,6 +31,7 @@ def _model(topology: Topology, model: DeployedModel, shortfall: str, routes: Seq
         "num_layers": model.manifest.num_layers,
         "context_length": model.context_length,
         "kv_tokens": model.kv_tokens,
+        "kv_precision": model.kv_precision.value,
         "priority": model.priority,
         "complete": coverage.complete,
         "missing": [asdict(layers) for layers in coverage.missing],

@@ -26,15 +26,15 @@ from meshnet.v1 import common_pb2 as meshnet_dot_v1_dot_common__pb2
 from meshnet.v1 import tracker_pb2 as meshnet_dot_v1_dot_tracker__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16meshnet/v1/admin.proto\x12\nmeshnet.v1\x1a\x17meshnet/v1/common.proto\x1a\x18meshnet/v1/tracker.proto\"\x12\n\x10ListNodesRequest\"4\n\x11ListNodesResponse\x12\x1f\n\x05nodes\x18\x01 \x03(\x0b\x32\x10.meshnet.v1.Node\"\x13\n\x11ListModelsRequest\"]\n\nKnownModel\x12+\n\x08manifest\x18\x01 \x01(\x0b\x32\x19.meshnet.v1.ModelManifest\x12\x10\n\x08\x64\x65ployed\x18\x02 \x01(\x08\x12\x10\n\x08node_ids\x18\x03 \x03(\t\"<\n\x12ListModelsResponse\x12&\n\x06models\x18\x01 \x03(\x0b\x32\x16.meshnet.v1.KnownModel\"&\n\x12GetCoverageRequest\x12\x10\n\x08model_id\x18\x01 \x01(\t\"h\n\x0c\x43overageSpan\x12&\n\x06layers\x18\x01 \x01(\x0b\x32\x16.meshnet.v1.LayerRange\x12\x16\n\x0eready_node_ids\x18\x02 \x03(\t\x12\x18\n\x10loading_node_ids\x18\x03 \x03(\t\"\xac\x01\n\rModelCoverage\x12\x10\n\x08model_id\x18\x01 \x01(\t\x12\x12\n\nnum_layers\x18\x02 \x01(\r\x12\'\n\x05spans\x18\x03 \x03(\x0b\x32\x18.meshnet.v1.CoverageSpan\x12\'\n\x07missing\x18\x04 \x03(\x0b\x32\x16.meshnet.v1.LayerRange\x12\x10\n\x08\x63omplete\x18\x05 \x01(\x08\x12\x11\n\tshortfall\x18\x06 \x01(\t\"@\n\x13GetCoverageResponse\x12)\n\x06models\x18\x01 \x03(\x0b\x32\x19.meshnet.v1.ModelCoverage\"%\n\x11ListRoutesRequest\x12\x10\n\x08model_id\x18\x01 \x01(\t\"\x8a\x01\n\x05Route\x12\x10\n\x08model_id\x18\x01 \x01(\t\x12\x1d\n\x04hops\x18\x02 \x03(\x0b\x32\x0f.meshnet.v1.Hop\x12\r\n\x05ready\x18\x03 \x01(\x08\x12\x0f\n\x07\x66\x61ilure\x18\x04 \x01(\t\x12\x1c\n\x0flatency_seconds\x18\x05 \x01(\x01H\x00\x88\x01\x01\x42\x12\n\x10_latency_seconds\"7\n\x12ListRoutesResponse\x12!\n\x06routes\x18\x01 \x03(\x0b\x32\x11.meshnet.v1.Route\"\x87\x01\n\x12\x44\x65ployModelRequest\x12\x10\n\x08model_id\x18\x01 \x01(\t\x12\x11\n\tkv_tokens\x18\x02 \x01(\x04\x12\x10\n\x08priority\x18\x03 \x01(\x05\x12\x16\n\x0e\x63ontext_length\x18\x04 \x01(\r\x12\x10\n\x08sessions\x18\x05 \x01(\r\x12\x10\n\x08replicas\x18\x06 \x01(\r\"}\n\x13\x44\x65ployModelResponse\x12(\n\x05model\x18\x01 \x01(\x0b\x32\x19.meshnet.v1.DeployedModel\x12)\n\ndirectives\x18\x02 \x03(\x0b\x32\x15.meshnet.v1.Directive\x12\x11\n\tshortfall\x18\x03 \x01(\t\"(\n\x14UndeployModelRequest\x12\x10\n\x08model_id\x18\x01 \x01(\t\"\x17\n\x15UndeployModelResponse\"(\n\x15ListDirectivesRequest\x12\x0f\n\x07node_id\x18\x01 \x01(\t\"C\n\x16ListDirectivesResponse\x12)\n\ndirectives\x18\x01 \x03(\x0b\x32\x15.meshnet.v1.Directive\"3\n\x10\x44rainNodeRequest\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x0e\n\x06\x63\x61ncel\x18\x02 \x01(\x08\"r\n\x11\x44rainNodeResponse\x12\x1e\n\x04node\x18\x01 \x01(\x0b\x32\x10.meshnet.v1.Node\x12)\n\ndirectives\x18\x02 \x03(\x0b\x32\x15.meshnet.v1.Directive\x12\x12\n\nshortfalls\x18\x03 \x03(\t\"#\n\x10\x45victNodeRequest\x12\x0f\n\x07node_id\x18\x01 \x01(\t\">\n\x11\x45victNodeResponse\x12)\n\ndirectives\x18\x01 \x03(\x0b\x32\x15.meshnet.v1.Directive\"&\n\x13\x44\x65scribeNodeRequest\x12\x0f\n\x07node_id\x18\x01 \x01(\t\"\xd4\x01\n\x14\x44\x65scribeNodeResponse\x12\x1e\n\x04node\x18\x01 \x01(\x0b\x32\x10.meshnet.v1.Node\x12\x15\n\rplanned_bytes\x18\x02 \x01(\x04\x12\x12\n\nfree_bytes\x18\x03 \x01(\x04\x12\x1b\n\x0e\x62\x65lieved_bytes\x18\x04 \x01(\x04H\x00\x88\x01\x01\x12)\n\ndirectives\x18\x05 \x03(\x0b\x32\x15.meshnet.v1.Directive\x12\x16\n\x0esilent_seconds\x18\x06 \x01(\x01\x42\x11\n\x0f_believed_bytes\"}\n\x0eGetPlanRequest\x12\x18\n\x10without_node_ids\x18\x01 \x03(\t\x12\x33\n\x06\x64\x65ploy\x18\x02 \x01(\x0b\x32\x1e.meshnet.v1.DeployModelRequestH\x00\x88\x01\x01\x12\x11\n\trebalance\x18\x03 \x01(\x08\x42\t\n\x07_deploy\"P\n\x0fGetPlanResponse\x12)\n\ndirectives\x18\x01 \x03(\x0b\x32\x15.meshnet.v1.Directive\x12\x12\n\nshortfalls\x18\x02 \x03(\t\"\x12\n\x10RebalanceRequest\">\n\x11RebalanceResponse\x12)\n\ndirectives\x18\x01 \x03(\x0b\x32\x15.meshnet.v1.Directive\"5\n\x12WatchEventsRequest\x12\x0c\n\x04past\x18\x01 \x01(\r\x12\x11\n\tpast_only\x18\x02 \x01(\x08\"b\n\x05\x45vent\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x14\n\x0cunix_seconds\x18\x02 \x01(\x01\x12%\n\x05level\x18\x03 \x01(\x0e\x32\x16.meshnet.v1.EventLevel\x12\x0c\n\x04text\x18\x04 \x01(\t*X\n\nEventLevel\x12\x1b\n\x17\x45VENT_LEVEL_UNSPECIFIED\x10\x00\x12\x14\n\x10\x45VENT_LEVEL_INFO\x10\x01\x12\x17\n\x13\x45VENT_LEVEL_WARNING\x10\x02\x32\xf3\x07\n\x05\x41\x64min\x12H\n\tListNodes\x12\x1c.meshnet.v1.ListNodesRequest\x1a\x1d.meshnet.v1.ListNodesResponse\x12K\n\nListModels\x12\x1d.meshnet.v1.ListModelsRequest\x1a\x1e.meshnet.v1.ListModelsResponse\x12N\n\x0bGetCoverage\x12\x1e.meshnet.v1.GetCoverageRequest\x1a\x1f.meshnet.v1.GetCoverageResponse\x12K\n\nListRoutes\x12\x1d.meshnet.v1.ListRoutesRequest\x1a\x1e.meshnet.v1.ListRoutesResponse\x12N\n\x0b\x44\x65ployModel\x12\x1e.meshnet.v1.DeployModelRequest\x1a\x1f.meshnet.v1.DeployModelResponse\x12T\n\rUndeployModel\x12 .meshnet.v1.UndeployModelRequest\x1a!.meshnet.v1.UndeployModelResponse\x12W\n\x0eListDirectives\x12!.meshnet.v1.ListDirectivesRequest\x1a\".meshnet.v1.ListDirectivesResponse\x12H\n\tDrainNode\x12\x1c.meshnet.v1.DrainNodeRequest\x1a\x1d.meshnet.v1.DrainNodeResponse\x12H\n\tEvictNode\x12\x1c.meshnet.v1.EvictNodeRequest\x1a\x1d.meshnet.v1.EvictNodeResponse\x12Q\n\x0c\x44\x65scribeNode\x12\x1f.meshnet.v1.DescribeNodeRequest\x1a .meshnet.v1.DescribeNodeResponse\x12\x42\n\x07GetPlan\x12\x1a.meshnet.v1.GetPlanRequest\x1a\x1b.meshnet.v1.GetPlanResponse\x12H\n\tRebalance\x12\x1c.meshnet.v1.RebalanceRequest\x1a\x1d.meshnet.v1.RebalanceResponse\x12\x42\n\x0bWatchEvents\x12\x1e.meshnet.v1.WatchEventsRequest\x1a\x11.meshnet.v1.Event0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16meshnet/v1/admin.proto\x12\nmeshnet.v1\x1a\x17meshnet/v1/common.proto\x1a\x18meshnet/v1/tracker.proto\"\x12\n\x10ListNodesRequest\"4\n\x11ListNodesResponse\x12\x1f\n\x05nodes\x18\x01 \x03(\x0b\x32\x10.meshnet.v1.Node\"\x13\n\x11ListModelsRequest\"]\n\nKnownModel\x12+\n\x08manifest\x18\x01 \x01(\x0b\x32\x19.meshnet.v1.ModelManifest\x12\x10\n\x08\x64\x65ployed\x18\x02 \x01(\x08\x12\x10\n\x08node_ids\x18\x03 \x03(\t\"<\n\x12ListModelsResponse\x12&\n\x06models\x18\x01 \x03(\x0b\x32\x16.meshnet.v1.KnownModel\"&\n\x12GetCoverageRequest\x12\x10\n\x08model_id\x18\x01 \x01(\t\"h\n\x0c\x43overageSpan\x12&\n\x06layers\x18\x01 \x01(\x0b\x32\x16.meshnet.v1.LayerRange\x12\x16\n\x0eready_node_ids\x18\x02 \x03(\t\x12\x18\n\x10loading_node_ids\x18\x03 \x03(\t\"\xac\x01\n\rModelCoverage\x12\x10\n\x08model_id\x18\x01 \x01(\t\x12\x12\n\nnum_layers\x18\x02 \x01(\r\x12\'\n\x05spans\x18\x03 \x03(\x0b\x32\x18.meshnet.v1.CoverageSpan\x12\'\n\x07missing\x18\x04 \x03(\x0b\x32\x16.meshnet.v1.LayerRange\x12\x10\n\x08\x63omplete\x18\x05 \x01(\x08\x12\x11\n\tshortfall\x18\x06 \x01(\t\"@\n\x13GetCoverageResponse\x12)\n\x06models\x18\x01 \x03(\x0b\x32\x19.meshnet.v1.ModelCoverage\"%\n\x11ListRoutesRequest\x12\x10\n\x08model_id\x18\x01 \x01(\t\"\x8a\x01\n\x05Route\x12\x10\n\x08model_id\x18\x01 \x01(\t\x12\x1d\n\x04hops\x18\x02 \x03(\x0b\x32\x0f.meshnet.v1.Hop\x12\r\n\x05ready\x18\x03 \x01(\x08\x12\x0f\n\x07\x66\x61ilure\x18\x04 \x01(\t\x12\x1c\n\x0flatency_seconds\x18\x05 \x01(\x01H\x00\x88\x01\x01\x42\x12\n\x10_latency_seconds\"7\n\x12ListRoutesResponse\x12!\n\x06routes\x18\x01 \x03(\x0b\x32\x11.meshnet.v1.Route\"\xb6\x01\n\x12\x44\x65ployModelRequest\x12\x10\n\x08model_id\x18\x01 \x01(\t\x12\x11\n\tkv_tokens\x18\x02 \x01(\x04\x12\x10\n\x08priority\x18\x03 \x01(\x05\x12\x16\n\x0e\x63ontext_length\x18\x04 \x01(\r\x12\x10\n\x08sessions\x18\x05 \x01(\r\x12\x10\n\x08replicas\x18\x06 \x01(\r\x12-\n\x0ckv_precision\x18\x07 \x01(\x0e\x32\x17.meshnet.v1.KvPrecision\"}\n\x13\x44\x65ployModelResponse\x12(\n\x05model\x18\x01 \x01(\x0b\x32\x19.meshnet.v1.DeployedModel\x12)\n\ndirectives\x18\x02 \x03(\x0b\x32\x15.meshnet.v1.Directive\x12\x11\n\tshortfall\x18\x03 \x01(\t\"(\n\x14UndeployModelRequest\x12\x10\n\x08model_id\x18\x01 \x01(\t\"\x17\n\x15UndeployModelResponse\"(\n\x15ListDirectivesRequest\x12\x0f\n\x07node_id\x18\x01 \x01(\t\"C\n\x16ListDirectivesResponse\x12)\n\ndirectives\x18\x01 \x03(\x0b\x32\x15.meshnet.v1.Directive\"3\n\x10\x44rainNodeRequest\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x0e\n\x06\x63\x61ncel\x18\x02 \x01(\x08\"r\n\x11\x44rainNodeResponse\x12\x1e\n\x04node\x18\x01 \x01(\x0b\x32\x10.meshnet.v1.Node\x12)\n\ndirectives\x18\x02 \x03(\x0b\x32\x15.meshnet.v1.Directive\x12\x12\n\nshortfalls\x18\x03 \x03(\t\"#\n\x10\x45victNodeRequest\x12\x0f\n\x07node_id\x18\x01 \x01(\t\">\n\x11\x45victNodeResponse\x12)\n\ndirectives\x18\x01 \x03(\x0b\x32\x15.meshnet.v1.Directive\"&\n\x13\x44\x65scribeNodeRequest\x12\x0f\n\x07node_id\x18\x01 \x01(\t\"\xd4\x01\n\x14\x44\x65scribeNodeResponse\x12\x1e\n\x04node\x18\x01 \x01(\x0b\x32\x10.meshnet.v1.Node\x12\x15\n\rplanned_bytes\x18\x02 \x01(\x04\x12\x12\n\nfree_bytes\x18\x03 \x01(\x04\x12\x1b\n\x0e\x62\x65lieved_bytes\x18\x04 \x01(\x04H\x00\x88\x01\x01\x12)\n\ndirectives\x18\x05 \x03(\x0b\x32\x15.meshnet.v1.Directive\x12\x16\n\x0esilent_seconds\x18\x06 \x01(\x01\x42\x11\n\x0f_believed_bytes\"}\n\x0eGetPlanRequest\x12\x18\n\x10without_node_ids\x18\x01 \x03(\t\x12\x33\n\x06\x64\x65ploy\x18\x02 \x01(\x0b\x32\x1e.meshnet.v1.DeployModelRequestH\x00\x88\x01\x01\x12\x11\n\trebalance\x18\x03 \x01(\x08\x42\t\n\x07_deploy\"P\n\x0fGetPlanResponse\x12)\n\ndirectives\x18\x01 \x03(\x0b\x32\x15.meshnet.v1.Directive\x12\x12\n\nshortfalls\x18\x02 \x03(\t\"\x12\n\x10RebalanceRequest\">\n\x11RebalanceResponse\x12)\n\ndirectives\x18\x01 \x03(\x0b\x32\x15.meshnet.v1.Directive\"5\n\x12WatchEventsRequest\x12\x0c\n\x04past\x18\x01 \x01(\r\x12\x11\n\tpast_only\x18\x02 \x01(\x08\"b\n\x05\x45vent\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x14\n\x0cunix_seconds\x18\x02 \x01(\x01\x12%\n\x05level\x18\x03 \x01(\x0e\x32\x16.meshnet.v1.EventLevel\x12\x0c\n\x04text\x18\x04 \x01(\t*X\n\nEventLevel\x12\x1b\n\x17\x45VENT_LEVEL_UNSPECIFIED\x10\x00\x12\x14\n\x10\x45VENT_LEVEL_INFO\x10\x01\x12\x17\n\x13\x45VENT_LEVEL_WARNING\x10\x02\x32\xf3\x07\n\x05\x41\x64min\x12H\n\tListNodes\x12\x1c.meshnet.v1.ListNodesRequest\x1a\x1d.meshnet.v1.ListNodesResponse\x12K\n\nListModels\x12\x1d.meshnet.v1.ListModelsRequest\x1a\x1e.meshnet.v1.ListModelsResponse\x12N\n\x0bGetCoverage\x12\x1e.meshnet.v1.GetCoverageRequest\x1a\x1f.meshnet.v1.GetCoverageResponse\x12K\n\nListRoutes\x12\x1d.meshnet.v1.ListRoutesRequest\x1a\x1e.meshnet.v1.ListRoutesResponse\x12N\n\x0b\x44\x65ployModel\x12\x1e.meshnet.v1.DeployModelRequest\x1a\x1f.meshnet.v1.DeployModelResponse\x12T\n\rUndeployModel\x12 .meshnet.v1.UndeployModelRequest\x1a!.meshnet.v1.UndeployModelResponse\x12W\n\x0eListDirectives\x12!.meshnet.v1.ListDirectivesRequest\x1a\".meshnet.v1.ListDirectivesResponse\x12H\n\tDrainNode\x12\x1c.meshnet.v1.DrainNodeRequest\x1a\x1d.meshnet.v1.DrainNodeResponse\x12H\n\tEvictNode\x12\x1c.meshnet.v1.EvictNodeRequest\x1a\x1d.meshnet.v1.EvictNodeResponse\x12Q\n\x0c\x44\x65scribeNode\x12\x1f.meshnet.v1.DescribeNodeRequest\x1a .meshnet.v1.DescribeNodeResponse\x12\x42\n\x07GetPlan\x12\x1a.meshnet.v1.GetPlanRequest\x1a\x1b.meshnet.v1.GetPlanResponse\x12H\n\tRebalance\x12\x1c.meshnet.v1.RebalanceRequest\x1a\x1d.meshnet.v1.RebalanceResponse\x12\x42\n\x0bWatchEvents\x12\x1e.meshnet.v1.WatchEventsRequest\x1a\x11.meshnet.v1.Event0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'meshnet.v1.admin_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_EVENTLEVEL']._serialized_start=2381
-  _globals['_EVENTLEVEL']._serialized_end=2469
+  _globals['_EVENTLEVEL']._serialized_start=2428
+  _globals['_EVENTLEVEL']._serialized_end=2516
   _globals['_LISTNODESREQUEST']._serialized_start=89
   _globals['_LISTNODESREQUEST']._serialized_end=107
   _globals['_LISTNODESRESPONSE']._serialized_start=109
@@ -60,41 +60,41 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_LISTROUTESRESPONSE']._serialized_start=908
   _globals['_LISTROUTESRESPONSE']._serialized_end=963
   _globals['_DEPLOYMODELREQUEST']._serialized_start=966
-  _globals['_DEPLOYMODELREQUEST']._serialized_end=1101
-  _globals['_DEPLOYMODELRESPONSE']._serialized_start=1103
-  _globals['_DEPLOYMODELRESPONSE']._serialized_end=1228
-  _globals['_UNDEPLOYMODELREQUEST']._serialized_start=1230
-  _globals['_UNDEPLOYMODELREQUEST']._serialized_end=1270
-  _globals['_UNDEPLOYMODELRESPONSE']._serialized_start=1272
-  _globals['_UNDEPLOYMODELRESPONSE']._serialized_end=1295
-  _globals['_LISTDIRECTIVESREQUEST']._serialized_start=1297
-  _globals['_LISTDIRECTIVESREQUEST']._serialized_end=1337
-  _globals['_LISTDIRECTIVESRESPONSE']._serialized_start=1339
-  _globals['_LISTDIRECTIVESRESPONSE']._serialized_end=1406
-  _globals['_DRAINNODEREQUEST']._serialized_start=1408
-  _globals['_DRAINNODEREQUEST']._serialized_end=1459
-  _globals['_DRAINNODERESPONSE']._serialized_start=1461
-  _globals['_DRAINNODERESPONSE']._serialized_end=1575
-  _globals['_EVICTNODEREQUEST']._serialized_start=1577
-  _globals['_EVICTNODEREQUEST']._serialized_end=1612
-  _globals['_EVICTNODERESPONSE']._serialized_start=1614
-  _globals['_EVICTNODERESPONSE']._serialized_end=1676
-  _globals['_DESCRIBENODEREQUEST']._serialized_start=1678
-  _globals['_DESCRIBENODEREQUEST']._serialized_end=1716
-  _globals['_DESCRIBENODERESPONSE']._serialized_start=1719
-  _globals['_DESCRIBENODERESPONSE']._serialized_end=1931
-  _globals['_GETPLANREQUEST']._serialized_start=1933
-  _globals['_GETPLANREQUEST']._serialized_end=2058
-  _globals['_GETPLANRESPONSE']._serialized_start=2060
-  _globals['_GETPLANRESPONSE']._serialized_end=2140
-  _globals['_REBALANCEREQUEST']._serialized_start=2142
-  _globals['_REBALANCEREQUEST']._serialized_end=2160
-  _globals['_REBALANCERESPONSE']._serialized_start=2162
-  _globals['_REBALANCERESPONSE']._serialized_end=2224
-  _globals['_WATCHEVENTSREQUEST']._serialized_start=2226
-  _globals['_WATCHEVENTSREQUEST']._serialized_end=2279
-  _globals['_EVENT']._serialized_start=2281
-  _globals['_EVENT']._serialized_end=2379
-  _globals['_ADMIN']._serialized_start=2472
-  _globals['_ADMIN']._serialized_end=3483
+  _globals['_DEPLOYMODELREQUEST']._serialized_end=1148
+  _globals['_DEPLOYMODELRESPONSE']._serialized_start=1150
+  _globals['_DEPLOYMODELRESPONSE']._serialized_end=1275
+  _globals['_UNDEPLOYMODELREQUEST']._serialized_start=1277
+  _globals['_UNDEPLOYMODELREQUEST']._serialized_end=1317
+  _globals['_UNDEPLOYMODELRESPONSE']._serialized_start=1319
+  _globals['_UNDEPLOYMODELRESPONSE']._serialized_end=1342
+  _globals['_LISTDIRECTIVESREQUEST']._serialized_start=1344
+  _globals['_LISTDIRECTIVESREQUEST']._serialized_end=1384
+  _globals['_LISTDIRECTIVESRESPONSE']._serialized_start=1386
+  _globals['_LISTDIRECTIVESRESPONSE']._serialized_end=1453
+  _globals['_DRAINNODEREQUEST']._serialized_start=1455
+  _globals['_DRAINNODEREQUEST']._serialized_end=1506
+  _globals['_DRAINNODERESPONSE']._serialized_start=1508
+  _globals['_DRAINNODERESPONSE']._serialized_end=1622
+  _globals['_EVICTNODEREQUEST']._serialized_start=1624
+  _globals['_EVICTNODEREQUEST']._serialized_end=1659
+  _globals['_EVICTNODERESPONSE']._serialized_start=1661
+  _globals['_EVICTNODERESPONSE']._serialized_end=1723
+  _globals['_DESCRIBENODEREQUEST']._serialized_start=1725
+  _globals['_DESCRIBENODEREQUEST']._serialized_end=1763
+  _globals['_DESCRIBENODERESPONSE']._serialized_start=1766
+  _globals['_DESCRIBENODERESPONSE']._serialized_end=1978
+  _globals['_GETPLANREQUEST']._serialized_start=1980
+  _globals['_GETPLANREQUEST']._serialized_end=2105
+  _globals['_GETPLANRESPONSE']._serialized_start=2107
+  _globals['_GETPLANRESPONSE']._serialized_end=2187
+  _globals['_REBALANCEREQUEST']._serialized_start=2189
+  _globals['_REBALANCEREQUEST']._serialized_end=2207
+  _globals['_REBALANCERESPONSE']._serialized_start=2209
+  _globals['_REBALANCERESPONSE']._serialized_end=2271
+  _globals['_WATCHEVENTSREQUEST']._serialized_start=2273
+  _globals['_WATCHEVENTSREQUEST']._serialized_end=2326
+  _globals['_EVENT']._serialized_start=2328
+  _globals['_EVENT']._serialized_end=2426
+  _globals['_ADMIN']._serialized_start=2519
+  _globals['_ADMIN']._serialized_end=3530
 # @@protoc_insertion_point(module_scope)

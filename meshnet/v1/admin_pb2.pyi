@@ -113,20 +113,22 @@ class ListRoutesResponse(_message.Message):
     def __init__(self, routes: _Optional[_Iterable[_Union[Route, _Mapping]]] = ...) -> None: ...
 
 class DeployModelRequest(_message.Message):
-    __slots__ = ("model_id", "kv_tokens", "priority", "context_length", "sessions", "replicas")
+    __slots__ = ("model_id", "kv_tokens", "priority", "context_length", "sessions", "replicas", "kv_precision")
     MODEL_ID_FIELD_NUMBER: _ClassVar[int]
     KV_TOKENS_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     CONTEXT_LENGTH_FIELD_NUMBER: _ClassVar[int]
     SESSIONS_FIELD_NUMBER: _ClassVar[int]
     REPLICAS_FIELD_NUMBER: _ClassVar[int]
+    KV_PRECISION_FIELD_NUMBER: _ClassVar[int]
     model_id: str
     kv_tokens: int
     priority: int
     context_length: int
     sessions: int
     replicas: int
-    def __init__(self, model_id: _Optional[str] = ..., kv_tokens: _Optional[int] = ..., priority: _Optional[int] = ..., context_length: _Optional[int] = ..., sessions: _Optional[int] = ..., replicas: _Optional[int] = ...) -> None: ...
+    kv_precision: _common_pb2.KvPrecision
+    def __init__(self, model_id: _Optional[str] = ..., kv_tokens: _Optional[int] = ..., priority: _Optional[int] = ..., context_length: _Optional[int] = ..., sessions: _Optional[int] = ..., replicas: _Optional[int] = ..., kv_precision: _Optional[_Union[_common_pb2.KvPrecision, str]] = ...) -> None: ...
 
 class DeployModelResponse(_message.Message):
     __slots__ = ("model", "directives", "shortfall")

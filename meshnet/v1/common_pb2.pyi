@@ -15,6 +15,12 @@ class Quantization(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     QUANTIZATION_NF4: _ClassVar[Quantization]
     QUANTIZATION_FLOAT32: _ClassVar[Quantization]
 
+class KvPrecision(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    KV_PRECISION_UNSPECIFIED: _ClassVar[KvPrecision]
+    KV_PRECISION_BFLOAT16: _ClassVar[KvPrecision]
+    KV_PRECISION_INT8: _ClassVar[KvPrecision]
+
 class ShardState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     SHARD_STATE_UNSPECIFIED: _ClassVar[ShardState]
@@ -25,6 +31,9 @@ QUANTIZATION_BFLOAT16: Quantization
 QUANTIZATION_INT8: Quantization
 QUANTIZATION_NF4: Quantization
 QUANTIZATION_FLOAT32: Quantization
+KV_PRECISION_UNSPECIFIED: KvPrecision
+KV_PRECISION_BFLOAT16: KvPrecision
+KV_PRECISION_INT8: KvPrecision
 SHARD_STATE_UNSPECIFIED: ShardState
 SHARD_STATE_LOADING: ShardState
 SHARD_STATE_READY: ShardState
@@ -50,7 +59,7 @@ class WeightBytes(_message.Message):
     def __init__(self, bfloat16: _Optional[int] = ..., int8: _Optional[int] = ..., nf4: _Optional[int] = ..., float32: _Optional[int] = ...) -> None: ...
 
 class ModelManifest(_message.Message):
-    __slots__ = ("model_id", "revision", "architecture", "hidden_size", "vocab_size", "context_length", "layers", "entry", "kv_bytes_per_token")
+    __slots__ = ("model_id", "revision", "architecture", "hidden_size", "vocab_size", "context_length", "layers", "entry", "kv_bytes_per_token", "kv_scales_per_token")
     MODEL_ID_FIELD_NUMBER: _ClassVar[int]
     REVISION_FIELD_NUMBER: _ClassVar[int]
     ARCHITECTURE_FIELD_NUMBER: _ClassVar[int]
@@ -60,6 +69,7 @@ class ModelManifest(_message.Message):
     LAYERS_FIELD_NUMBER: _ClassVar[int]
     ENTRY_FIELD_NUMBER: _ClassVar[int]
     KV_BYTES_PER_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    KV_SCALES_PER_TOKEN_FIELD_NUMBER: _ClassVar[int]
     model_id: str
     revision: str
     architecture: str
@@ -69,7 +79,8 @@ class ModelManifest(_message.Message):
     layers: _containers.RepeatedCompositeFieldContainer[WeightBytes]
     entry: WeightBytes
     kv_bytes_per_token: int
-    def __init__(self, model_id: _Optional[str] = ..., revision: _Optional[str] = ..., architecture: _Optional[str] = ..., hidden_size: _Optional[int] = ..., vocab_size: _Optional[int] = ..., context_length: _Optional[int] = ..., layers: _Optional[_Iterable[_Union[WeightBytes, _Mapping]]] = ..., entry: _Optional[_Union[WeightBytes, _Mapping]] = ..., kv_bytes_per_token: _Optional[int] = ...) -> None: ...
+    kv_scales_per_token: int
+    def __init__(self, model_id: _Optional[str] = ..., revision: _Optional[str] = ..., architecture: _Optional[str] = ..., hidden_size: _Optional[int] = ..., vocab_size: _Optional[int] = ..., context_length: _Optional[int] = ..., layers: _Optional[_Iterable[_Union[WeightBytes, _Mapping]]] = ..., entry: _Optional[_Union[WeightBytes, _Mapping]] = ..., kv_bytes_per_token: _Optional[int] = ..., kv_scales_per_token: _Optional[int] = ...) -> None: ...
 
 class Shard(_message.Message):
     __slots__ = ("model_id", "layers", "quantization", "state", "bytes_done", "bytes_total", "revision")
@@ -186,18 +197,20 @@ class Node(_message.Message):
     def __init__(self, node_id: _Optional[str] = ..., forward_address: _Optional[str] = ..., grpc_address: _Optional[str] = ..., stub: _Optional[bool] = ..., tracker_node: _Optional[bool] = ..., vram_bytes: _Optional[int] = ..., quantization: _Optional[_Union[Quantization, str]] = ..., shards: _Optional[_Iterable[_Union[Shard, _Mapping]]] = ..., available_models: _Optional[_Iterable[str]] = ..., num_sessions: _Optional[int] = ..., resident_bytes: _Optional[int] = ..., software_version: _Optional[str] = ..., device: _Optional[str] = ..., alive: _Optional[bool] = ..., kv_tokens_free: _Optional[int] = ..., probes: _Optional[_Iterable[_Union[RouteProbe, _Mapping]]] = ..., draining: _Optional[bool] = ..., fallback_quantizations: _Optional[_Iterable[_Union[Quantization, str]]] = ..., site: _Optional[str] = ..., memory_free_bytes: _Optional[int] = ..., workspace_bytes: _Optional[int] = ..., queue_length: _Optional[int] = ..., speeds: _Optional[_Iterable[_Union[Speed, _Mapping]]] = ..., links: _Optional[_Iterable[_Union[Link, _Mapping]]] = ..., fetches: _Optional[bool] = ...) -> None: ...
 
 class DeployedModel(_message.Message):
-    __slots__ = ("manifest", "kv_tokens", "priority", "context_length", "replicas")
+    __slots__ = ("manifest", "kv_tokens", "priority", "context_length", "replicas", "kv_precision")
     MANIFEST_FIELD_NUMBER: _ClassVar[int]
     KV_TOKENS_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     CONTEXT_LENGTH_FIELD_NUMBER: _ClassVar[int]
     REPLICAS_FIELD_NUMBER: _ClassVar[int]
+    KV_PRECISION_FIELD_NUMBER: _ClassVar[int]
     manifest: ModelManifest
     kv_tokens: int
     priority: int
     context_length: int
     replicas: int
-    def __init__(self, manifest: _Optional[_Union[ModelManifest, _Mapping]] = ..., kv_tokens: _Optional[int] = ..., priority: _Optional[int] = ..., context_length: _Optional[int] = ..., replicas: _Optional[int] = ...) -> None: ...
+    kv_precision: KvPrecision
+    def __init__(self, manifest: _Optional[_Union[ModelManifest, _Mapping]] = ..., kv_tokens: _Optional[int] = ..., priority: _Optional[int] = ..., context_length: _Optional[int] = ..., replicas: _Optional[int] = ..., kv_precision: _Optional[_Union[KvPrecision, str]] = ...) -> None: ...
 
 class Topology(_message.Message):
     __slots__ = ("version", "nodes", "models")

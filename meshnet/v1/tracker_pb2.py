@@ -25,49 +25,49 @@ _sym_db = _symbol_database.Default()
 from meshnet.v1 import common_pb2 as meshnet_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18meshnet/v1/tracker.proto\x12\nmeshnet.v1\x1a\x17meshnet/v1/common.proto\"\xe3\x03\n\tDirective\x12\x14\n\x0c\x64irective_id\x18\x01 \x01(\t\x12\x0f\n\x07node_id\x18\x02 \x01(\t\x12\'\n\x04kind\x18\x03 \x01(\x0e\x32\x19.meshnet.v1.DirectiveKind\x12\x10\n\x08model_id\x18\x04 \x01(\t\x12&\n\x06layers\x18\x05 \x01(\x0b\x32\x16.meshnet.v1.LayerRange\x12.\n\x0cquantization\x18\x06 \x01(\x0e\x32\x18.meshnet.v1.Quantization\x12\x10\n\x08revision\x18\x07 \x01(\t\x12\x11\n\tkv_tokens\x18\x08 \x01(\x04\x12\x14\n\x0cplan_version\x18\t \x01(\x04\x12\x0e\n\x06reason\x18\n \x01(\t\x12)\n\x05state\x18\x0b \x01(\x0e\x32\x1a.meshnet.v1.DirectiveState\x12\x12\n\nbytes_done\x18\x0c \x01(\x04\x12\x13\n\x0b\x62ytes_total\x18\r \x01(\x04\x12\x0f\n\x07\x66\x61ilure\x18\x0e \x01(\t\x12\x32\n\x0c\x66\x61ilure_kind\x18\x0f \x01(\x0e\x32\x1c.meshnet.v1.DirectiveFailure\x12 \n\x13issued_unix_seconds\x18\x10 \x01(\x01H\x00\x88\x01\x01\x42\x16\n\x14_issued_unix_seconds\"\xa7\x01\n\x0fRegisterRequest\x12\x1e\n\x04node\x18\x01 \x01(\x0b\x32\x10.meshnet.v1.Node\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12,\n\tmanifests\x18\x03 \x03(\x0b\x32\x19.meshnet.v1.ModelManifest\x12\x14\n\x0cwire_version\x18\x04 \x01(\r\x12\x1b\n\x13newest_plan_version\x18\x05 \x01(\x04\"v\n\x10RegisterResponse\x12\x15\n\rlease_seconds\x18\x01 \x01(\x01\x12\x19\n\x11heartbeat_seconds\x18\x02 \x01(\x01\x12\x30\n\x0erefused_models\x18\x03 \x03(\x0b\x32\x18.meshnet.v1.RefusedModel\"0\n\x0cRefusedModel\x12\x10\n\x08model_id\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\"\x8b\x03\n\x10HeartbeatRequest\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12!\n\x06shards\x18\x03 \x03(\x0b\x32\x11.meshnet.v1.Shard\x12\x14\n\x0cnum_sessions\x18\x04 \x01(\r\x12\x16\n\x0eresident_bytes\x18\x05 \x01(\x04\x12\x16\n\x0ekv_tokens_free\x18\x06 \x01(\x04\x12&\n\x06probes\x18\x07 \x03(\x0b\x32\x16.meshnet.v1.RouteProbe\x12\x1e\n\x11memory_free_bytes\x18\x08 \x01(\x04H\x00\x88\x01\x01\x12\x1c\n\x0fworkspace_bytes\x18\t \x01(\x04H\x01\x88\x01\x01\x12\x14\n\x0cqueue_length\x18\n \x01(\r\x12!\n\x06speeds\x18\x0b \x03(\x0b\x32\x11.meshnet.v1.Speed\x12\x1f\n\x05links\x18\x0c \x03(\x0b\x32\x10.meshnet.v1.LinkB\x14\n\x12_memory_free_bytesB\x12\n\x10_workspace_bytes\"\x13\n\x11HeartbeatResponse\">\n\x16WatchDirectivesRequest\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\"\xad\x02\n\x16ReportDirectiveRequest\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x14\n\x0c\x64irective_id\x18\x03 \x01(\t\x12)\n\x05state\x18\x04 \x01(\x0e\x32\x1a.meshnet.v1.DirectiveState\x12\x12\n\nbytes_done\x18\x05 \x01(\x04\x12\x13\n\x0b\x62ytes_total\x18\x06 \x01(\x04\x12\x0f\n\x07\x66\x61ilure\x18\x07 \x01(\t\x12!\n\x06shards\x18\x08 \x03(\x0b\x32\x11.meshnet.v1.Shard\x12\x32\n\x0c\x66\x61ilure_kind\x18\t \x01(\x0e\x32\x1c.meshnet.v1.DirectiveFailure\x12\x1b\n\x13newest_plan_version\x18\n \x01(\x04\"\x19\n\x17ReportDirectiveResponse\"4\n\x0cLeaveRequest\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\"\x0f\n\rLeaveResponse\"\x14\n\x12GetTopologyRequest\"\x16\n\x14WatchTopologyRequest\"4\n\x0bPingRequest\x12\x0f\n\x07payload\x18\x01 \x01(\x0c\x12\x14\n\x0c\x61nswer_bytes\x18\x02 \x01(\r\"\x1f\n\x0cPingResponse\x12\x0f\n\x07payload\x18\x01 \x01(\x0c*m\n\rDirectiveKind\x12\x1e\n\x1a\x44IRECTIVE_KIND_UNSPECIFIED\x10\x00\x12\x1d\n\x19\x44IRECTIVE_KIND_LOAD_SHARD\x10\x01\x12\x1d\n\x19\x44IRECTIVE_KIND_DROP_SHARD\x10\x02*\xdd\x01\n\x0e\x44irectiveState\x12\x1f\n\x1b\x44IRECTIVE_STATE_UNSPECIFIED\x10\x00\x12\x1b\n\x17\x44IRECTIVE_STATE_PENDING\x10\x01\x12\x1c\n\x18\x44IRECTIVE_STATE_ACCEPTED\x10\x02\x12\x1b\n\x17\x44IRECTIVE_STATE_LOADING\x10\x03\x12\x19\n\x15\x44IRECTIVE_STATE_READY\x10\x04\x12\x1b\n\x17\x44IRECTIVE_STATE_DROPPED\x10\x05\x12\x1a\n\x16\x44IRECTIVE_STATE_FAILED\x10\x06*\xf6\x01\n\x10\x44irectiveFailure\x12!\n\x1d\x44IRECTIVE_FAILURE_UNSPECIFIED\x10\x00\x12\x1d\n\x19\x44IRECTIVE_FAILURE_NO_ROOM\x10\x01\x12 \n\x1c\x44IRECTIVE_FAILURE_STALE_PLAN\x10\x02\x12\x1f\n\x1b\x44IRECTIVE_FAILURE_BAD_FILES\x10\x03\x12\x1f\n\x1b\x44IRECTIVE_FAILURE_NO_ANSWER\x10\x04\x12\x1b\n\x17\x44IRECTIVE_FAILURE_OTHER\x10\x05\x12\x1f\n\x1b\x44IRECTIVE_FAILURE_NO_SOURCE\x10\x06\x32\xd5\x04\n\x07Tracker\x12\x45\n\x08Register\x12\x1b.meshnet.v1.RegisterRequest\x1a\x1c.meshnet.v1.RegisterResponse\x12H\n\tHeartbeat\x12\x1c.meshnet.v1.HeartbeatRequest\x1a\x1d.meshnet.v1.HeartbeatResponse\x12N\n\x0fWatchDirectives\x12\".meshnet.v1.WatchDirectivesRequest\x1a\x15.meshnet.v1.Directive0\x01\x12Z\n\x0fReportDirective\x12\".meshnet.v1.ReportDirectiveRequest\x1a#.meshnet.v1.ReportDirectiveResponse\x12<\n\x05Leave\x12\x18.meshnet.v1.LeaveRequest\x1a\x19.meshnet.v1.LeaveResponse\x12\x43\n\x0bGetTopology\x12\x1e.meshnet.v1.GetTopologyRequest\x1a\x14.meshnet.v1.Topology\x12O\n\rWatchTopology\x12 .meshnet.v1.WatchTopologyRequest\x1a\x1a.meshnet.v1.TopologyUpdate0\x01\x12\x39\n\x04Ping\x12\x17.meshnet.v1.PingRequest\x1a\x18.meshnet.v1.PingResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18meshnet/v1/tracker.proto\x12\nmeshnet.v1\x1a\x17meshnet/v1/common.proto\"\x92\x04\n\tDirective\x12\x14\n\x0c\x64irective_id\x18\x01 \x01(\t\x12\x0f\n\x07node_id\x18\x02 \x01(\t\x12\'\n\x04kind\x18\x03 \x01(\x0e\x32\x19.meshnet.v1.DirectiveKind\x12\x10\n\x08model_id\x18\x04 \x01(\t\x12&\n\x06layers\x18\x05 \x01(\x0b\x32\x16.meshnet.v1.LayerRange\x12.\n\x0cquantization\x18\x06 \x01(\x0e\x32\x18.meshnet.v1.Quantization\x12\x10\n\x08revision\x18\x07 \x01(\t\x12\x11\n\tkv_tokens\x18\x08 \x01(\x04\x12\x14\n\x0cplan_version\x18\t \x01(\x04\x12\x0e\n\x06reason\x18\n \x01(\t\x12)\n\x05state\x18\x0b \x01(\x0e\x32\x1a.meshnet.v1.DirectiveState\x12\x12\n\nbytes_done\x18\x0c \x01(\x04\x12\x13\n\x0b\x62ytes_total\x18\r \x01(\x04\x12\x0f\n\x07\x66\x61ilure\x18\x0e \x01(\t\x12\x32\n\x0c\x66\x61ilure_kind\x18\x0f \x01(\x0e\x32\x1c.meshnet.v1.DirectiveFailure\x12 \n\x13issued_unix_seconds\x18\x10 \x01(\x01H\x00\x88\x01\x01\x12-\n\x0ckv_precision\x18\x11 \x01(\x0e\x32\x17.meshnet.v1.KvPrecisionB\x16\n\x14_issued_unix_seconds\"\xa7\x01\n\x0fRegisterRequest\x12\x1e\n\x04node\x18\x01 \x01(\x0b\x32\x10.meshnet.v1.Node\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12,\n\tmanifests\x18\x03 \x03(\x0b\x32\x19.meshnet.v1.ModelManifest\x12\x14\n\x0cwire_version\x18\x04 \x01(\r\x12\x1b\n\x13newest_plan_version\x18\x05 \x01(\x04\"v\n\x10RegisterResponse\x12\x15\n\rlease_seconds\x18\x01 \x01(\x01\x12\x19\n\x11heartbeat_seconds\x18\x02 \x01(\x01\x12\x30\n\x0erefused_models\x18\x03 \x03(\x0b\x32\x18.meshnet.v1.RefusedModel\"0\n\x0cRefusedModel\x12\x10\n\x08model_id\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\"\x8b\x03\n\x10HeartbeatRequest\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12!\n\x06shards\x18\x03 \x03(\x0b\x32\x11.meshnet.v1.Shard\x12\x14\n\x0cnum_sessions\x18\x04 \x01(\r\x12\x16\n\x0eresident_bytes\x18\x05 \x01(\x04\x12\x16\n\x0ekv_tokens_free\x18\x06 \x01(\x04\x12&\n\x06probes\x18\x07 \x03(\x0b\x32\x16.meshnet.v1.RouteProbe\x12\x1e\n\x11memory_free_bytes\x18\x08 \x01(\x04H\x00\x88\x01\x01\x12\x1c\n\x0fworkspace_bytes\x18\t \x01(\x04H\x01\x88\x01\x01\x12\x14\n\x0cqueue_length\x18\n \x01(\r\x12!\n\x06speeds\x18\x0b \x03(\x0b\x32\x11.meshnet.v1.Speed\x12\x1f\n\x05links\x18\x0c \x03(\x0b\x32\x10.meshnet.v1.LinkB\x14\n\x12_memory_free_bytesB\x12\n\x10_workspace_bytes\"\x13\n\x11HeartbeatResponse\">\n\x16WatchDirectivesRequest\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\"\xad\x02\n\x16ReportDirectiveRequest\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x14\n\x0c\x64irective_id\x18\x03 \x01(\t\x12)\n\x05state\x18\x04 \x01(\x0e\x32\x1a.meshnet.v1.DirectiveState\x12\x12\n\nbytes_done\x18\x05 \x01(\x04\x12\x13\n\x0b\x62ytes_total\x18\x06 \x01(\x04\x12\x0f\n\x07\x66\x61ilure\x18\x07 \x01(\t\x12!\n\x06shards\x18\x08 \x03(\x0b\x32\x11.meshnet.v1.Shard\x12\x32\n\x0c\x66\x61ilure_kind\x18\t \x01(\x0e\x32\x1c.meshnet.v1.DirectiveFailure\x12\x1b\n\x13newest_plan_version\x18\n \x01(\x04\"\x19\n\x17ReportDirectiveResponse\"4\n\x0cLeaveRequest\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\"\x0f\n\rLeaveResponse\"\x14\n\x12GetTopologyRequest\"\x16\n\x14WatchTopologyRequest\"4\n\x0bPingRequest\x12\x0f\n\x07payload\x18\x01 \x01(\x0c\x12\x14\n\x0c\x61nswer_bytes\x18\x02 \x01(\r\"\x1f\n\x0cPingResponse\x12\x0f\n\x07payload\x18\x01 \x01(\x0c*m\n\rDirectiveKind\x12\x1e\n\x1a\x44IRECTIVE_KIND_UNSPECIFIED\x10\x00\x12\x1d\n\x19\x44IRECTIVE_KIND_LOAD_SHARD\x10\x01\x12\x1d\n\x19\x44IRECTIVE_KIND_DROP_SHARD\x10\x02*\xdd\x01\n\x0e\x44irectiveState\x12\x1f\n\x1b\x44IRECTIVE_STATE_UNSPECIFIED\x10\x00\x12\x1b\n\x17\x44IRECTIVE_STATE_PENDING\x10\x01\x12\x1c\n\x18\x44IRECTIVE_STATE_ACCEPTED\x10\x02\x12\x1b\n\x17\x44IRECTIVE_STATE_LOADING\x10\x03\x12\x19\n\x15\x44IRECTIVE_STATE_READY\x10\x04\x12\x1b\n\x17\x44IRECTIVE_STATE_DROPPED\x10\x05\x12\x1a\n\x16\x44IRECTIVE_STATE_FAILED\x10\x06*\xf6\x01\n\x10\x44irectiveFailure\x12!\n\x1d\x44IRECTIVE_FAILURE_UNSPECIFIED\x10\x00\x12\x1d\n\x19\x44IRECTIVE_FAILURE_NO_ROOM\x10\x01\x12 \n\x1c\x44IRECTIVE_FAILURE_STALE_PLAN\x10\x02\x12\x1f\n\x1b\x44IRECTIVE_FAILURE_BAD_FILES\x10\x03\x12\x1f\n\x1b\x44IRECTIVE_FAILURE_NO_ANSWER\x10\x04\x12\x1b\n\x17\x44IRECTIVE_FAILURE_OTHER\x10\x05\x12\x1f\n\x1b\x44IRECTIVE_FAILURE_NO_SOURCE\x10\x06\x32\xd5\x04\n\x07Tracker\x12\x45\n\x08Register\x12\x1b.meshnet.v1.RegisterRequest\x1a\x1c.meshnet.v1.RegisterResponse\x12H\n\tHeartbeat\x12\x1c.meshnet.v1.HeartbeatRequest\x1a\x1d.meshnet.v1.HeartbeatResponse\x12N\n\x0fWatchDirectives\x12\".meshnet.v1.WatchDirectivesRequest\x1a\x15.meshnet.v1.Directive0\x01\x12Z\n\x0fReportDirective\x12\".meshnet.v1.ReportDirectiveRequest\x1a#.meshnet.v1.ReportDirectiveResponse\x12<\n\x05Leave\x12\x18.meshnet.v1.LeaveRequest\x1a\x19.meshnet.v1.LeaveResponse\x12\x43\n\x0bGetTopology\x12\x1e.meshnet.v1.GetTopologyRequest\x1a\x14.meshnet.v1.Topology\x12O\n\rWatchTopology\x12 .meshnet.v1.WatchTopologyRequest\x1a\x1a.meshnet.v1.TopologyUpdate0\x01\x12\x39\n\x04Ping\x12\x17.meshnet.v1.PingRequest\x1a\x18.meshnet.v1.PingResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'meshnet.v1.tracker_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_DIRECTIVEKIND']._serialized_start=1909
-  _globals['_DIRECTIVEKIND']._serialized_end=2018
-  _globals['_DIRECTIVESTATE']._serialized_start=2021
-  _globals['_DIRECTIVESTATE']._serialized_end=2242
-  _globals['_DIRECTIVEFAILURE']._serialized_start=2245
-  _globals['_DIRECTIVEFAILURE']._serialized_end=2491
+  _globals['_DIRECTIVEKIND']._serialized_start=1956
+  _globals['_DIRECTIVEKIND']._serialized_end=2065
+  _globals['_DIRECTIVESTATE']._serialized_start=2068
+  _globals['_DIRECTIVESTATE']._serialized_end=2289
+  _globals['_DIRECTIVEFAILURE']._serialized_start=2292
+  _globals['_DIRECTIVEFAILURE']._serialized_end=2538
   _globals['_DIRECTIVE']._serialized_start=66
-  _globals['_DIRECTIVE']._serialized_end=549
-  _globals['_REGISTERREQUEST']._serialized_start=552
-  _globals['_REGISTERREQUEST']._serialized_end=719
-  _globals['_REGISTERRESPONSE']._serialized_start=721
-  _globals['_REGISTERRESPONSE']._serialized_end=839
-  _globals['_REFUSEDMODEL']._serialized_start=841
-  _globals['_REFUSEDMODEL']._serialized_end=889
-  _globals['_HEARTBEATREQUEST']._serialized_start=892
-  _globals['_HEARTBEATREQUEST']._serialized_end=1287
-  _globals['_HEARTBEATRESPONSE']._serialized_start=1289
-  _globals['_HEARTBEATRESPONSE']._serialized_end=1308
-  _globals['_WATCHDIRECTIVESREQUEST']._serialized_start=1310
-  _globals['_WATCHDIRECTIVESREQUEST']._serialized_end=1372
-  _globals['_REPORTDIRECTIVEREQUEST']._serialized_start=1375
-  _globals['_REPORTDIRECTIVEREQUEST']._serialized_end=1676
-  _globals['_REPORTDIRECTIVERESPONSE']._serialized_start=1678
-  _globals['_REPORTDIRECTIVERESPONSE']._serialized_end=1703
-  _globals['_LEAVEREQUEST']._serialized_start=1705
-  _globals['_LEAVEREQUEST']._serialized_end=1757
-  _globals['_LEAVERESPONSE']._serialized_start=1759
-  _globals['_LEAVERESPONSE']._serialized_end=1774
-  _globals['_GETTOPOLOGYREQUEST']._serialized_start=1776
-  _globals['_GETTOPOLOGYREQUEST']._serialized_end=1796
-  _globals['_WATCHTOPOLOGYREQUEST']._serialized_start=1798
-  _globals['_WATCHTOPOLOGYREQUEST']._serialized_end=1820
-  _globals['_PINGREQUEST']._serialized_start=1822
-  _globals['_PINGREQUEST']._serialized_end=1874
-  _globals['_PINGRESPONSE']._serialized_start=1876
-  _globals['_PINGRESPONSE']._serialized_end=1907
-  _globals['_TRACKER']._serialized_start=2494
-  _globals['_TRACKER']._serialized_end=3091
+  _globals['_DIRECTIVE']._serialized_end=596
+  _globals['_REGISTERREQUEST']._serialized_start=599
+  _globals['_REGISTERREQUEST']._serialized_end=766
+  _globals['_REGISTERRESPONSE']._serialized_start=768
+  _globals['_REGISTERRESPONSE']._serialized_end=886
+  _globals['_REFUSEDMODEL']._serialized_start=888
+  _globals['_REFUSEDMODEL']._serialized_end=936
+  _globals['_HEARTBEATREQUEST']._serialized_start=939
+  _globals['_HEARTBEATREQUEST']._serialized_end=1334
+  _globals['_HEARTBEATRESPONSE']._serialized_start=1336
+  _globals['_HEARTBEATRESPONSE']._serialized_end=1355
+  _globals['_WATCHDIRECTIVESREQUEST']._serialized_start=1357
+  _globals['_WATCHDIRECTIVESREQUEST']._serialized_end=1419
+  _globals['_REPORTDIRECTIVEREQUEST']._serialized_start=1422
+  _globals['_REPORTDIRECTIVEREQUEST']._serialized_end=1723
+  _globals['_REPORTDIRECTIVERESPONSE']._serialized_start=1725
+  _globals['_REPORTDIRECTIVERESPONSE']._serialized_end=1750
+  _globals['_LEAVEREQUEST']._serialized_start=1752
+  _globals['_LEAVEREQUEST']._serialized_end=1804
+  _globals['_LEAVERESPONSE']._serialized_start=1806
+  _globals['_LEAVERESPONSE']._serialized_end=1821
+  _globals['_GETTOPOLOGYREQUEST']._serialized_start=1823
+  _globals['_GETTOPOLOGYREQUEST']._serialized_end=1843
+  _globals['_WATCHTOPOLOGYREQUEST']._serialized_start=1845
+  _globals['_WATCHTOPOLOGYREQUEST']._serialized_end=1867
+  _globals['_PINGREQUEST']._serialized_start=1869
+  _globals['_PINGREQUEST']._serialized_end=1921
+  _globals['_PINGRESPONSE']._serialized_start=1923
+  _globals['_PINGRESPONSE']._serialized_end=1954
+  _globals['_TRACKER']._serialized_start=2541
+  _globals['_TRACKER']._serialized_end=3138
 # @@protoc_insertion_point(module_scope)

@@ -52,7 +52,7 @@ DIRECTIVE_FAILURE_OTHER: DirectiveFailure
 DIRECTIVE_FAILURE_NO_SOURCE: DirectiveFailure
 
 class Directive(_message.Message):
-    __slots__ = ("directive_id", "node_id", "kind", "model_id", "layers", "quantization", "revision", "kv_tokens", "plan_version", "reason", "state", "bytes_done", "bytes_total", "failure", "failure_kind", "issued_unix_seconds")
+    __slots__ = ("directive_id", "node_id", "kind", "model_id", "layers", "quantization", "revision", "kv_tokens", "plan_version", "reason", "state", "bytes_done", "bytes_total", "failure", "failure_kind", "issued_unix_seconds", "kv_precision")
     DIRECTIVE_ID_FIELD_NUMBER: _ClassVar[int]
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
@@ -69,6 +69,7 @@ class Directive(_message.Message):
     FAILURE_FIELD_NUMBER: _ClassVar[int]
     FAILURE_KIND_FIELD_NUMBER: _ClassVar[int]
     ISSUED_UNIX_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    KV_PRECISION_FIELD_NUMBER: _ClassVar[int]
     directive_id: str
     node_id: str
     kind: DirectiveKind
@@ -85,7 +86,8 @@ class Directive(_message.Message):
     failure: str
     failure_kind: DirectiveFailure
     issued_unix_seconds: float
-    def __init__(self, directive_id: _Optional[str] = ..., node_id: _Optional[str] = ..., kind: _Optional[_Union[DirectiveKind, str]] = ..., model_id: _Optional[str] = ..., layers: _Optional[_Union[_common_pb2.LayerRange, _Mapping]] = ..., quantization: _Optional[_Union[_common_pb2.Quantization, str]] = ..., revision: _Optional[str] = ..., kv_tokens: _Optional[int] = ..., plan_version: _Optional[int] = ..., reason: _Optional[str] = ..., state: _Optional[_Union[DirectiveState, str]] = ..., bytes_done: _Optional[int] = ..., bytes_total: _Optional[int] = ..., failure: _Optional[str] = ..., failure_kind: _Optional[_Union[DirectiveFailure, str]] = ..., issued_unix_seconds: _Optional[float] = ...) -> None: ...
+    kv_precision: _common_pb2.KvPrecision
+    def __init__(self, directive_id: _Optional[str] = ..., node_id: _Optional[str] = ..., kind: _Optional[_Union[DirectiveKind, str]] = ..., model_id: _Optional[str] = ..., layers: _Optional[_Union[_common_pb2.LayerRange, _Mapping]] = ..., quantization: _Optional[_Union[_common_pb2.Quantization, str]] = ..., revision: _Optional[str] = ..., kv_tokens: _Optional[int] = ..., plan_version: _Optional[int] = ..., reason: _Optional[str] = ..., state: _Optional[_Union[DirectiveState, str]] = ..., bytes_done: _Optional[int] = ..., bytes_total: _Optional[int] = ..., failure: _Optional[str] = ..., failure_kind: _Optional[_Union[DirectiveFailure, str]] = ..., issued_unix_seconds: _Optional[float] = ..., kv_precision: _Optional[_Union[_common_pb2.KvPrecision, str]] = ...) -> None: ...
 
 class RegisterRequest(_message.Message):
     __slots__ = ("node", "incarnation", "manifests", "wire_version", "newest_plan_version")

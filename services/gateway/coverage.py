@@ -57,6 +57,7 @@ def _model_coverage(topology: Topology, model_id: str) -> dict[str, Any]:
         ],
         "context_length": model.context_length,
         "kv_tokens": model.kv_tokens,
+        "kv_precision": model.kv_precision.value,
         "priority": model.priority,
         "revision": model.manifest.revision,
     }

@@ -22,6 +22,7 @@ from meshnet.wire import Encoding
 from services.node.config import NodeConfig
 from services.node.core.work import Executor
 from services.node.fetching.source import Source
+from services.node.files.host_memory import free_host_bytes
 from services.node.files.manifest import read_manifest
 from services.node.node import NodeServer
 from services.node.speed_cache import default_cache_dir
@@ -129,7 +130,7 @@ def main(
             forward_listen=listen,
             grpc_listen=grpc_listen or f"{listen.rpartition(':')[0]}:{port + 1 if port else 0}",
             advertise_host=advertise or _own_host(host, tracker),
-            vram_bytes=parse_size(vram) if vram else psutil.virtual_memory().available // 2,
+            vram_bytes=parse_size(vram) if vram else free_host_bytes() // 2,
             quantization=preferred,
             fallbacks=tuple(fallbacks),
             site=site or socket.gethostname(),

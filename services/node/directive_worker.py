@@ -14,8 +14,9 @@ from meshnet.errors import BadFiles, LoadFailed, MeshnetError, NoRoom, NoSource
 from meshnet.model import LayerRange, ModelManifest
 from meshnet.sizes import format_size
 from services.node.config import NodeConfig
+from services.node.core.room import Room, shortage
 from services.node.core.work import LoadedShard, Progress, ShardSpec
-from services.node.core.workspace import predict_workspace_bytes
+from services.node.core.workspace import largest_step, predict_workspace_bytes
 from services.node.fetching.mesh_weights import MeshWeights
 from services.node.files.manifest import read_manifest
 from services.node.forwarding import Forwarding
@@ -168,12 +169,12 @@ class DirectiveWorker:
         trial = runner.executor.trial(shard)
         if trial is None:
             return None
-        longest = min(spec.kv_tokens, manifest.context_length)
+        layer = largest_step(manifest, spec.layers, spec.quantization, spec.kv_tokens)
         try:
-            measured: int | None = await runner.call(lambda: trial.workspace_bytes(longest))
+            measured: int | None = await runner.call(lambda: trial.workspace_bytes(spec.kv_tokens, layer))
         finally:
             await runner.call(trial.close)
-        predicted = predict_workspace_bytes(manifest, spec.quantization, longest, entry=spec.layers.start == 0)
+        predicted = _predicted_workspace(spec)
         log.info(
             "layers %s of %s take %s of weights (predicted %s), %s of KV cache (predicted %s), "
             "their steps %s of workspace (predicted %s)",
@@ -182,7 +183,7 @@ class DirectiveWorker:
             format_size(shard.weight_bytes),
             format_size(manifest.weight_bytes(spec.layers, spec.quantization)),
             format_size(shard.kv_bytes),
-            format_size(len(spec.layers) * manifest.kv_bytes(spec.kv_tokens, spec.quantization)),
+            format_size(spec.kv_bytes),
             "an unknown number of bytes" if measured is None else format_size(measured),
             format_size(predicted),
         )
@@ -256,14 +257,22 @@ class DirectiveWorker:
             raise LoadFailed(f"layers of another revision of model {directive.model_id!r} are held here")
         if not held.isdisjoint(directive.layers.layers):
             raise LoadFailed(f"some of layers {directive.layers} are held here already")
-        needed = manifest.shard_bytes(directive.layers, directive.quantization, directive.kv_tokens)
-        free = config.vram_bytes - shards.held_bytes() - (shards.workspace_bytes() or 0)
-        if needed > free:
-            raise NoRoom(
-                f"layers {directive.layers} with KV cache need {format_size(needed)}, "
-                f"{format_size(max(free, 0))} of the {format_size(config.vram_bytes)} that this node lends are free"
-            )
-        return ShardSpec(manifest, directive.layers, directive.quantization, directive.kv_tokens)
+        spec = ShardSpec(
+            manifest, directive.layers, directive.quantization, directive.kv_tokens, directive.kv_precision
+        )
+        self._check_room(spec)
+        return spec
+
+    def _check_room(self, spec: ShardSpec) -> None:
+        """Raises NoRoom if the shard is predicted to take more than is lent, or than is really free."""
+        shards, executor = self._forwarding.shards, self._forwarding.runner.executor
+        weights = spec.manifest.weight_bytes(spec.layers, spec.quantization)
+        free = executor.memory_free_bytes()
+        room = Room(self._config.vram_bytes, shards.held_bytes(), shards.workspace_bytes(), free)
+        # A stub runs no steps.
+        workspace = 0 if free is None else _predicted_workspace(spec)
+        if short := shortage(room, weights, spec.kv_bytes, workspace):
+            raise NoRoom(f"layers {spec.layers} of {spec.manifest.model_id} at {spec.quantization}: {short}")
 
     async def _report_progress(self, directive: Directive, spec: ShardSpec, done: asyncio.Event) -> None:
         while not done.is_set():
@@ -324,6 +333,12 @@ class DirectiveWorker:
         while len(self._known) > MAX_REMEMBERED:
             self._known.pop(next(iter(self._known)))
         await self._report(advanced)
+
+
+def _predicted_workspace(spec: ShardSpec) -> int:
+    return predict_workspace_bytes(
+        spec.manifest, spec.quantization, spec.kv_tokens, entry=spec.layers.start == 0, layers=spec.layers
+    )
 
 
 def _failure_kind(error: Exception) -> FailureKind:

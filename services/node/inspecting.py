@@ -8,7 +8,7 @@ import typer
 
 from meshnet.errors import InvalidRequest, MeshnetError
 from meshnet.inspection import Inspection
-from meshnet.model import ModelManifest, Quantization, WeightBytes
+from meshnet.model import KvPrecision, ModelManifest, Quantization, WeightBytes
 from meshnet.model_files import HubModel, ModelFiles, locate_models
 from services.node.core.workspace import predict_workspace_bytes
 from services.node.files.manifest import read_manifest
@@ -23,12 +23,13 @@ def main(
         str, typer.Argument(help="ID=PATH or PATH of a Hugging Face directory or a GGUF file, or hf:ORG/NAME.")
     ],
     kv_tokens: Annotated[int | None, typer.Option(help="Default: the model's context length.", min=1)] = None,
+    kv: Annotated[KvPrecision, typer.Option(help="How KV caches are stored.")] = KvPrecision.BFLOAT16,
 ) -> None:
     """Prints a model's Inspection as JSON, or says on standard error why the model cannot be served."""
     try:
         (files,) = locate_models([model]).values()
         manifest = read_manifest(files) if isinstance(files, ModelFiles) else _hub_manifest(files)
-        typer.echo(inspect(manifest, kv_tokens or manifest.context_length).to_json())
+        typer.echo(inspect(manifest, kv_tokens or manifest.context_length, kv).to_json())
     except (MeshnetError, OSError) as error:
         kind = "" if isinstance(error, InvalidRequest) else f"model {model!r} cannot be served: "
         typer.echo(f"meshnet models inspect: {kind}{error}", err=True)
@@ -42,15 +43,14 @@ def _hub_manifest(model: HubModel) -> ModelManifest:
     return open_hub_model(default_cache_dir() / "weights" / "inspected", model).manifest
 
 
-def inspect(manifest: ModelManifest, kv_tokens: int) -> Inspection:
-    """With the workspace that a node predicts for the longest session that has room."""
-    longest = min(kv_tokens, manifest.context_length)
+def inspect(manifest: ModelManifest, kv_tokens: int, kv_precision: KvPrecision = KvPrecision.BFLOAT16) -> Inspection:
+    """With the workspace that a node predicts where there is so much room."""
 
     def workspace(*, entry: bool) -> WeightBytes:
-        predicted = {q.value: predict_workspace_bytes(manifest, q, longest, entry=entry) for q in Quantization}
+        predicted = {q.value: predict_workspace_bytes(manifest, q, kv_tokens, entry=entry) for q in Quantization}
         return WeightBytes(**predicted)
 
-    return Inspection(manifest, kv_tokens, workspace(entry=False), workspace(entry=True))
+    return Inspection(manifest, kv_tokens, workspace(entry=False), workspace(entry=True), kv_precision)
 
 
 if __name__ == "__main__":

@@ -117,8 +117,10 @@ class Measuring:
 
     def _refusal(self, spec: ShardSpec) -> str:
         """Why there is no room for a trial; empty if there is."""
-        needed = spec.manifest.shard_bytes(spec.layers, spec.quantization, spec.kv_tokens)
-        needed += predict_workspace_bytes(spec.manifest, spec.quantization, spec.kv_tokens, entry=False)
+        needed = spec.shard_bytes
+        needed += predict_workspace_bytes(
+            spec.manifest, spec.quantization, spec.kv_tokens, entry=False, layers=spec.layers
+        )
         free = self._config.vram_bytes - self._shards.held_bytes()
         on_device = self._runner.executor.memory_free_bytes()
         free = free if on_device is None else min(free, on_device)

@@ -10,6 +10,7 @@ import typer
 
 from meshnet.addresses import split_address
 from meshnet.errors import InvalidRequest
+from meshnet.model import KvPrecision
 from meshnet.service import configure_logging, run_until_stopped
 from services.tracker.app import CannotListen, serve
 from services.tracker.config import Config
@@ -36,6 +37,12 @@ def main(
             help="KV cache room, in tokens, on every shard of the models of --deploy; 0: the context length.",
         ),
     ] = 0,
+    kv: Annotated[
+        KvPrecision,
+        typer.Option(
+            envvar="MESHNET_KV", help="How KV caches of the models of --deploy are stored; int8 is about half."
+        ),
+    ] = KvPrecision.BFLOAT16,
     lease: Annotated[
         float, typer.Option(envvar="MESHNET_LEASE", help="Seconds of silence after which a node is lost.")
     ] = 15.0,
@@ -62,7 +69,7 @@ def main(
     try:
         configure_logging(log_level)
         host, port = split_address(listen, DEFAULT_PORT)
-        config = Config(host, port, tuple(deploy or ()), kv_tokens, lease, heartbeat, suspect, state)
+        config = Config(host, port, tuple(deploy or ()), kv_tokens, lease, heartbeat, suspect, state, kv)
         asyncio.run(run_until_stopped(serve(config, _say_listening)))
     except (InvalidRequest, CannotListen, StoreFailed) as error:
         typer.echo(f"meshnet tracker: {error}", err=True)

@@ -85,6 +85,7 @@ class AdminServicer(admin_pb2_grpc.AdminServicer):
             max_context=request.context_length,
             sessions=request.sessions,
             replicas=request.replicas,
+            kv_precision=convert.kv_precision_from_proto(request.kv_precision),
         )
         self._tracker.apply(effects)
         await self._tracker.saver.flush()
@@ -191,6 +192,7 @@ class AdminServicer(admin_pb2_grpc.AdminServicer):
             request.context_length,
             request.sessions,
             request.replicas,
+            convert.kv_precision_from_proto(request.kv_precision),
         )
 
     def _as_directive(self, draft: Draft) -> Directive:
@@ -207,6 +209,7 @@ class AdminServicer(admin_pb2_grpc.AdminServicer):
             quantization=draft.quantization,
             revision=draft.revision,
             kv_tokens=draft.kv_tokens,
+            kv_precision=draft.kv_precision,
             bytes_total=manifest.weight_bytes(draft.layers, draft.quantization) if manifest else 0,
         )
 

@@ -6,13 +6,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from meshnet.errors import InvalidRequest
-from meshnet.model import check_model_id
+from meshnet.model import KvPrecision, check_model_id
 
 
 @dataclass(frozen=True, slots=True)
 class Config:
     """`host` and `port` (0: any free one) to listen on. `deploy`: models to serve as soon as a node has their files,
-    with KV cache room for `kv_tokens` tokens (0: the context length). `state`: file that outlives the process, if any.
+    with KV cache room for `kv_tokens` tokens (0: the context length) at `kv_precision`. `state`: file that outlives the
+    process, if any.
     `suspect_seconds`: default is two and a half heartbeats. Raises InvalidRequest for what cannot work."""
 
     host: str
@@ -23,6 +24,7 @@ class Config:
     heartbeat_seconds: float = 3.0
     suspect_seconds: float | None = None
     state: Path | None = None
+    kv_precision: KvPrecision = KvPrecision.BFLOAT16
 
     def __post_init__(self) -> None:
         for model_id in self.deploy:

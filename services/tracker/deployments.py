@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 
 from meshnet.errors import InvalidRequest, UnknownModel
-from meshnet.model import BLOCK_TOKENS, ModelManifest, blocks_for
+from meshnet.model import BLOCK_TOKENS, KvPrecision, ModelManifest, blocks_for
 from meshnet.topology import DeployedModel
 from services.tracker.effects import Note
 from services.tracker.registry import Registry
@@ -34,7 +34,14 @@ class Deployments:
         return sorted(self._to_deploy & self._registry.manifests.keys())
 
     def wished(
-        self, model_id: str, kv_tokens: int, priority: int, max_context: int = 0, sessions: int = 0, replicas: int = 0
+        self,
+        model_id: str,
+        kv_tokens: int,
+        priority: int,
+        max_context: int = 0,
+        sessions: int = 0,
+        replicas: int = 0,
+        kv_precision: KvPrecision = KvPrecision.BFLOAT16,
     ) -> DeployedModel:
         """A model as somebody wants it deployed.
 
@@ -49,14 +56,19 @@ class Deployments:
             )
         if kv_tokens and sessions:
             raise InvalidRequest("name either the tokens of the KV cache or the sessions that it has room for")
+        if kv_precision is KvPrecision.INT8 and not manifest.kv_scales_per_token:
+            raise InvalidRequest(
+                f"what is known of model {model_id} is of an older meshnet, which did not say what its KV cache takes "
+                "at int8: undeploy it first"
+            )
         context = max_context or manifest.context_length
         limit = None if context == manifest.context_length else context
         room = blocks_for(kv_tokens or context) * BLOCK_TOKENS * (sessions or 1)
-        return DeployedModel(manifest, room, priority, limit, replicas or None)
+        return DeployedModel(manifest, room, priority, limit, replicas or None, kv_precision)
 
     def check_room(self, model: DeployedModel, held: Iterable[str]) -> None:
         """Loaded shards keep the KV cache that they were loaded with. `held`: ids of models that nodes hold. Raises
-        InvalidRequest if another size is wished for."""
+        InvalidRequest if another size or precision is wished for."""
         old = self.models.get(model.model_id)
         if old is None or model.model_id not in held:
             return
@@ -65,6 +77,11 @@ class Deployments:
             raise InvalidRequest(
                 f"model {model.model_id} is loaded with KV cache room for {old.kv_tokens} tokens, not "
                 f"{model.kv_tokens}: undeploy it first, or deploy it with the same number"
+            )
+        if old.kv_precision is not model.kv_precision:
+            raise InvalidRequest(
+                f"model {model.model_id} is loaded with KV caches at {old.kv_precision}, not {model.kv_precision}: "
+                "undeploy it first, or deploy it with the same precision"
             )
 
     def put(self, model: DeployedModel) -> None:

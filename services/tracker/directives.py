@@ -39,6 +39,7 @@ class Ledger:
                 quantization=draft.quantization,
                 revision=draft.revision,
                 kv_tokens=draft.kv_tokens,
+                kv_precision=draft.kv_precision,
             )
             for draft in drafts
         )

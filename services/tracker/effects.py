@@ -6,6 +6,7 @@ import logging
 from dataclasses import dataclass, field
 
 from meshnet.directive import Directive
+from meshnet.model import KvPrecision
 from services.tracker.placement import Policy
 from services.tracker.remembered import Save
 
@@ -32,7 +33,8 @@ class Effects:
 class Settings:
     """A node is suspect after `suspect_seconds` of silence, and lost after `lease_seconds`.
 
-    `auto_deploy`: models to deploy once a node has their files, with `auto_kv_tokens` (0: the context length).
+    `auto_deploy`: models to deploy once a node has their files, with `auto_kv_tokens` (0: the context length)
+    at `auto_kv_precision`.
 
     After a restart, nodes that hold shards come back one by one: nothing is placed for `settle_seconds` from the first
     of them, so that nobody loads what another one is about to report. For `stale_seconds` after a node has reported a
@@ -45,6 +47,7 @@ class Settings:
     suspect_seconds: float = 7.5
     auto_deploy: tuple[str, ...] = ()
     auto_kv_tokens: int = 0
+    auto_kv_precision: KvPrecision = KvPrecision.BFLOAT16
     settle_seconds: float = 8.0
     stale_seconds: float = 1.0
     answer_seconds: float = 120.0

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from meshnet.directive import Directive, DirectiveState, FailureKind
 from meshnet.errors import InvalidRequest
-from meshnet.model import ModelManifest
+from meshnet.model import KvPrecision, ModelManifest
 from meshnet.topology import DeployedModel, Link, Node, RouteProbe, Shard, Speed, Topology
 from services.tracker.deployments import Deployments
 from services.tracker.directives import Ledger
@@ -97,7 +97,8 @@ class Mesh:
         self._placing.registered(node_id)
         self._unplanned |= self._placing.may_fetch(self._sources(node, manifests))
         for model_id in self._deployments.due():
-            self._deploy(self.wished(model_id, self.settings.auto_kv_tokens, 0))
+            kv = self.settings.auto_kv_precision
+            self._deploy(self.wished(model_id, self.settings.auto_kv_tokens, 0, kv_precision=kv))
         return self._replan(now)
 
     def refused_models(self, manifests: Sequence[ModelManifest], *, fetches: bool = False) -> dict[str, str]:
@@ -263,19 +264,27 @@ class Mesh:
         max_context: int = 0,
         sessions: int = 0,
         replicas: int = 0,
+        kv_precision: KvPrecision = KvPrecision.BFLOAT16,
     ) -> Effects:
         """Zeros stand for what `wished` says.
 
         Raises UnknownModel, or InvalidRequest if loaded shards promise other KV cache room.
         """
-        self._deploy(self.wished(model_id, kv_tokens, priority, max_context, sessions, replicas))
+        self._deploy(self.wished(model_id, kv_tokens, priority, max_context, sessions, replicas, kv_precision))
         return self._replan(now)
 
     def wished(
-        self, model_id: str, kv_tokens: int, priority: int, max_context: int = 0, sessions: int = 0, replicas: int = 0
+        self,
+        model_id: str,
+        kv_tokens: int,
+        priority: int,
+        max_context: int = 0,
+        sessions: int = 0,
+        replicas: int = 0,
+        kv_precision: KvPrecision = KvPrecision.BFLOAT16,
     ) -> DeployedModel:
         """As Deployments.wished."""
-        return self._deployments.wished(model_id, kv_tokens, priority, max_context, sessions, replicas)
+        return self._deployments.wished(model_id, kv_tokens, priority, max_context, sessions, replicas, kv_precision)
 
     def undeploy(self, model_id: str, now: float) -> Effects:
         """Raises UnknownModel for a model that is not deployed."""

@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 from meshnet.addresses import WILDCARD_HOSTS, split_address
 from meshnet.errors import InvalidRequest, Unregistered
-from meshnet.model import ModelManifest, Quantization
+from meshnet.model import KvPrecision, ModelManifest, Quantization
 from meshnet.topology import Link, Node, RouteProbe, Shard, Speed, check_node_id
 from services.tracker.offers import Offers
 from services.tracker.remembered import MAX_EVICTED
@@ -248,7 +248,8 @@ def _check_manifest(manifest: ModelManifest) -> None:
     if manifest.num_layers > MAX_LAYERS:
         raise InvalidRequest(f"{name} has {manifest.num_layers} layers, over the limit of {MAX_LAYERS}")
     heaviest = max(manifest.weight_bytes(manifest.all_layers, quantization) for quantization in Quantization)
-    if max(heaviest, manifest.kv_bytes_per_token * manifest.context_length) > MAX_MODEL_BYTES:
+    caches = (manifest.kv_bytes(manifest.context_length, Quantization.BFLOAT16, kv) for kv in KvPrecision)
+    if max(heaviest, *caches) > MAX_MODEL_BYTES:
         raise InvalidRequest(f"{name} has sizes over the limit of {MAX_MODEL_BYTES} bytes")
 
 

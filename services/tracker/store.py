@@ -30,7 +30,7 @@ from services.tracker.remembered import (
 
 # "mesh", as SQLite's application id: by it a file of another program is told apart.
 APPLICATION_ID = 0x6D657368
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 EVICTED = """
 CREATE TABLE evicted (
     number INTEGER PRIMARY KEY,  -- grows: the oldest are forgotten
@@ -57,8 +57,9 @@ PRAGMA application_id = {APPLICATION_ID};
 PRAGMA user_version = {SCHEMA_VERSION};
 COMMIT;
 """
-# By the version before: what makes the next one of it.
-MIGRATIONS = {1: EVICTED}
+# By the version before: what makes the next one of it. Since 3 models may say how their KV caches are stored, which
+# older software cannot read; where they do not, it is in bfloat16.
+MIGRATIONS = {1: EVICTED, 2: ""}
 LOCK_SECONDS = 1.0
 
 

@@ -35,6 +35,7 @@ class Tracker:
             suspect_seconds=config.suspect_after_seconds,
             auto_deploy=config.deploy,
             auto_kv_tokens=config.kv_tokens,
+            auto_kv_precision=config.kv_precision,
             settle_seconds=config.settle_seconds,
         )
         # Wall time: a restarted tracker must not publish versions that watchers have already seen.

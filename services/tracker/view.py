@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from meshnet.directive import Directive, DirectiveKind, DirectiveState
-from meshnet.model import LayerRange, ModelManifest, merge_layers
+from meshnet.model import KvPrecision, LayerRange, ModelManifest, merge_layers
 from meshnet.sizes import format_size
 from meshnet.topology import DeployedModel, Node, Shard, ShardState
 from services.tracker.revisions import is_of_revision
@@ -114,7 +114,8 @@ def described_model(model: DeployedModel) -> str:
     """A model that was deployed, in one line of the log."""
     limits = f", at most {model.replicas} replicas" if model.replicas else ""
     context = f" for sequences of up to {model.max_context}" if model.max_context else ""
-    room = f"KV cache room for {model.kv_tokens} tokens{context}"
+    stored = "" if model.kv_precision is KvPrecision.BFLOAT16 else f" at {model.kv_precision}"
+    room = f"KV cache room for {model.kv_tokens} tokens{stored}{context}"
     return f"{model.model_id} deployed: {room}, priority {model.priority}{limits}"
 
 

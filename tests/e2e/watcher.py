@@ -73,7 +73,8 @@ def _overfull(topology: Topology, node: Node) -> str:
     for shard in node.shards:
         model = topology.models.get(shard.model_id)
         if model:
-            held += model.manifest.shard_bytes(shard.layers, shard.quantization, model.kv_tokens)
+            kv = model.kv_tokens, model.kv_precision
+            held += model.manifest.shard_bytes(shard.layers, shard.quantization, *kv)
     return f"{node.node_id} lends {node.vram_bytes} and holds {held}: {node.shards}" if held > node.vram_bytes else ""
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from meshnet import convert
 from meshnet.directive import Directive, DirectiveKind, DirectiveState, FailureKind
 from meshnet.errors import InvalidRequest
-from meshnet.model import LayerRange, ModelManifest, Quantization, WeightBytes
+from meshnet.model import KvPrecision, LayerRange, ModelManifest, Quantization, WeightBytes
 from meshnet.topology import DeployedModel, Node, Shard, ShardState, Topology
 from meshnet.v1 import common_pb2, tracker_pb2
 from tests import models
@@ -31,6 +31,7 @@ MANIFESTS = st.builds(
     layers=st.lists(WEIGHTS, min_size=1, max_size=4).map(tuple),
     entry=WEIGHTS,
     kv_bytes_per_token=COUNTS,
+    kv_scales_per_token=st.integers(0, 2**20),
 )
 SHARDS = st.builds(
     Shard,
@@ -77,13 +78,13 @@ DIRECTIVES = st.builds(
     bytes_done=COUNTS,
     bytes_total=COUNTS,
     failure=st.text(max_size=20),
+    kv_precision=st.sampled_from(KvPrecision),
     failure_kind=st.none() | st.sampled_from(FailureKind),
 )
+MODELS = st.builds(DeployedModel, MANIFESTS, COUNTS, st.integers(-9, 9), kv_precision=st.sampled_from(KvPrecision))
 
 
-@given(
-    st.lists(NODES, max_size=3), st.lists(st.builds(DeployedModel, MANIFESTS, COUNTS, st.integers(-9, 9)), max_size=2)
-)
+@given(st.lists(NODES, max_size=3), st.lists(MODELS, max_size=2))
 def test_a_topology_crosses_the_wire_unchanged(nodes: list[Node], deployed: list[DeployedModel]) -> None:
     topology = Topology(7, {node.node_id: node for node in nodes}, {model.model_id: model for model in deployed})
     message = common_pb2.Topology.FromString(convert.topology_to_proto(topology).SerializeToString())
@@ -94,6 +95,15 @@ def test_a_topology_crosses_the_wire_unchanged(nodes: list[Node], deployed: list
 def test_a_directive_crosses_the_wire_unchanged(directive: Directive) -> None:
     message = tracker_pb2.Directive.FromString(convert.directive_to_proto(directive).SerializeToString())
     assert convert.directive_from_proto(message) == directive
+
+
+def test_who_names_no_precision_of_kv_caches_means_bfloat16() -> None:
+    model = convert.model_to_proto(DeployedModel(models.manifest(), 128, kv_precision=KvPrecision.INT8))
+    model.ClearField("kv_precision")
+    assert convert.model_from_proto(model).kv_precision is KvPrecision.BFLOAT16
+    model.kv_precision = 9  # type: ignore[assignment]
+    with pytest.raises(InvalidRequest, match="newer than this software"):
+        convert.model_from_proto(model)
 
 
 def test_what_is_unset_or_impossible_is_refused() -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from meshnet.inspection import LEAST_WORKSPACE_BYTES, Inspection, fit
-from meshnet.model import LayerRange, Quantization, WeightBytes
+from meshnet.model import KvPrecision, LayerRange, Quantization, WeightBytes
 from services.tracker.placement import WORKSPACE_BYTES
 from tests.models import LAYER, manifest
 
@@ -21,8 +22,10 @@ def inspection(workspace: int = 1, entry_workspace: int = 1) -> Inspection:
     return Inspection(manifest(), KV_TOKENS, WeightBytes(*[workspace] * 4), WeightBytes(*[entry_workspace] * 4))
 
 
-def test_json_brings_back_what_was_inspected() -> None:
-    assert Inspection.from_json(inspection().to_json()) == inspection()
+@pytest.mark.parametrize("kv_precision", list(KvPrecision))
+def test_json_brings_back_what_was_inspected(kv_precision: KvPrecision) -> None:
+    inspected = replace(inspection(), kv_precision=kv_precision)
+    assert Inspection.from_json(inspected.to_json()) == inspected
 
 
 def test_what_placement_keeps_free_is_kept_free_here() -> None:

@@ -60,7 +60,7 @@ class ShardTable:
     def held_bytes(self) -> int:
         """Weights and promised KV cache of all layers that are served."""
         return sum(
-            spec.manifest.shard_bytes(LayerRange(layer, layer + 1), spec.quantization, spec.kv_tokens)
+            replace(spec, layers=LayerRange(layer, layer + 1)).shard_bytes
             for held in self._ready.values()
             for layer, spec in held.items()
         )

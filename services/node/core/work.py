@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from meshnet.model import LayerRange, ModelManifest, Quantization
+from meshnet.model import KvPrecision, LayerRange, ModelManifest, Quantization
 
 Buffer = bytes | bytearray | memoryview
 
@@ -121,7 +121,18 @@ class ShardSpec:
     layers: LayerRange
     quantization: Quantization
     kv_tokens: int
+    kv_precision: KvPrecision = KvPrecision.BFLOAT16
     fetched: Path | None = None
+
+    @property
+    def kv_bytes(self) -> int:
+        """Its KV caches, as predicted."""
+        return len(self.layers) * self.manifest.kv_bytes(self.kv_tokens, self.quantization, self.kv_precision)
+
+    @property
+    def shard_bytes(self) -> int:
+        """Its weights and KV caches, as predicted."""
+        return self.manifest.shard_bytes(self.layers, self.quantization, self.kv_tokens, self.kv_precision)
 
 
 # Called with (weight bytes loaded, weight bytes in all) while a shard loads.
@@ -153,10 +164,10 @@ class Trial(Protocol):
         """Passes one token through the layer, behind a cached chunk. Returns tokens a second."""
         ...
 
-    def workspace_bytes(self, cached_tokens: int) -> int | None:
+    def workspace_bytes(self, kv_tokens: int, layer: int | None = None) -> int | None:
         """Most bytes that the largest step takes at once, beside weights and KV caches; None: this cannot be measured.
 
-        One of its sessions is `cached_tokens` long.
+        There is room for `kv_tokens`, most of them in one session. `layer`: where to measure, default the first.
         """
         ...
 

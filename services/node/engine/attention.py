@@ -8,7 +8,8 @@ A step packs the tokens of several sessions as one row. Each segment of the row 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -16,12 +17,17 @@ from torch import nn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, AttentionMaskInterface
 
+from services.node.core.workspace import SCORE_VALUES
 from services.node.engine.kv_cache import KvCache
+from services.node.engine.kv_rows import KvRows
 
 ATTENTION = "meshnet"
 
 # Rows of a long prompt that are attended for at once: bounds the mask, and skips keys that lie after them all.
 _QUERY_ROWS = 512
+# Keys, and as many values, that are made of 8-bit integers at once, unless one head has more: bounds the memory for it.
+# On a CPU they stay in its cache, on a GPU each time costs launches.
+_VALUES_AT_ONCE = {"cpu": 1 << 18, "cuda": 1 << 23}
 # Arguments that change what attention means and that this function does not know.
 _UNSUPPORTED = ("position_bias",)
 
@@ -44,6 +50,9 @@ class _Rules:
     def first_seen(self, position: int) -> int:
         """The first token that the one at `position` sees."""
         return 0 if self.window is None else max(0, position + 1 - self.window)
+
+    def of_heads(self, heads: slice) -> _Rules:
+        return self if self.sinks is None else replace(self, sinks=self.sinks[heads])
 
 
 @dataclass(slots=True)
@@ -98,24 +107,29 @@ def attend(
     assert isinstance(layer, int)
     rules = _Rules(query.shape[-1] ** -0.5 if scaling is None else scaling, sliding_window, softcap, s_aux)
     output = query.new_empty(query.shape[2], query.shape[1], value.shape[3])
+    # Of all sessions at once: the work is in the calls.
+    new = segments[0].cache.stored(layer, key[0], value[0])
     for segment in segments:
         rows = slice(segment.start, segment.end)
-        keys, values = segment.cache.write(layer, segment.position, key[0, :, rows], value[0, :, rows])
+        cached = segment.cache.write(layer, segment.position, new.of(rows))
         if segment.end - segment.start == 1:
-            begin = rules.first_seen(segment.position)
-            _attend_one(query[0, :, segment.start], keys[:, begin:], values[:, begin:], rules, output[segment.start])
+            seen = cached.of(slice(rules.first_seen(segment.position), None))
+            _attend_one(query[0, :, segment.start], seen, rules, output[segment.start])
         else:
-            _attend_many(segment, query[:, :, rows], keys, values, rules, output[rows])
+            _attend_many(segment, query[:, :, rows], cached, rules, output[rows])
     return output[None], None
 
 
-def _attend_one(
-    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, rules: _Rules, output: torch.Tensor
-) -> None:
+def _attend_one(query: torch.Tensor, seen: KvRows, rules: _Rules, output: torch.Tensor) -> None:
     """Writes the attention of one token's `query` `[heads, head_dim]` to `output`. It sees all of the keys.
 
     The heads of a group, which share keys, are folded into the length of the query: an order of magnitude faster.
     """
+    if seen.are_integers:
+        for heads, part in _parts(query.shape[0], seen):
+            output[heads] = _attend_to_integers(query[heads], part, rules.of_heads(heads))
+        return
+    keys, values = seen.keys, seen.values
     if not rules.is_plain:
         output.copy_(_attend_by_rules(query[:, None], keys, values, None, rules)[:, 0])
         return
@@ -126,36 +140,61 @@ def _attend_one(
 
 
 def _attend_many(
-    segment: CachedSegment,
-    query: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    rules: _Rules,
-    output: torch.Tensor,
+    segment: CachedSegment, query: torch.Tensor, cached: KvRows, rules: _Rules, output: torch.Tensor
 ) -> None:
     """Writes the attention of `query` `[1, heads, tokens, head_dim]` to `output` `[tokens, heads, head_dim]`."""
-    grouped = query.shape[1] != keys.shape[0]
-    for start in range(0, query.shape[2], _QUERY_ROWS):
-        stop = min(start + _QUERY_ROWS, query.shape[2])
+    step = _QUERY_ROWS
+    if not rules.is_plain:
+        step = min(step, max(1, SCORE_VALUES // (query.shape[1] * cached.keys.shape[1])))
+    for start in range(0, query.shape[2], step):
+        stop = min(start + step, query.shape[2])
         first, end = segment.position + start, segment.position + stop
         begin = rules.first_seen(first)
         window = rules.window if rules.first_seen(end - 1) else None
         causal = first == 0 and window is None and rules.is_plain
         mask = None if causal else segment.mask(first, end, window, query)
-        seen = keys[:, begin:end], values[:, begin:end]
-        if rules.is_plain:
-            attended = scaled_dot_product_attention(
-                query[:, :, start:stop],
-                seen[0][None],
-                seen[1][None],
-                attn_mask=mask,
-                is_causal=causal,
-                scale=rules.scaling,
-                enable_gqa=grouped,
-            )[0]
-        else:
-            attended = _attend_by_rules(query[0, :, start:stop], *seen, mask, rules)
-        output[start:stop] = attended.transpose(0, 1)
+        for heads, part in _parts(query.shape[1], cached.of(slice(begin, end))):
+            keys, values = part.dequantized(query.dtype)
+            asked = query[:, heads, start:stop]
+            if rules.is_plain:
+                attended = scaled_dot_product_attention(
+                    asked,
+                    keys[None],
+                    values[None],
+                    attn_mask=mask,
+                    is_causal=causal,
+                    scale=rules.scaling,
+                    enable_gqa=asked.shape[1] != keys.shape[0],
+                )[0]
+            else:
+                attended = _attend_by_rules(asked[0], keys, values, mask, rules.of_heads(heads))
+            output[start:stop, heads] = attended.transpose(0, 1)
+
+
+def _parts(num_heads: int, seen: KvRows) -> Iterator[tuple[slice, KvRows]]:
+    """K and V for which as many values may be made at once, each part with the query heads that see it. All of them
+    where nothing needs to be made."""
+    kv_heads, length, head_dim = seen.keys.shape
+    at_once = max(1, _VALUES_AT_ONCE.get(seen.keys.device.type, 1 << 18) // (length * head_dim))
+    if not seen.are_integers or at_once >= kv_heads:
+        yield slice(0, num_heads), seen
+        return
+    group = num_heads // kv_heads
+    for first in range(0, kv_heads, at_once):
+        last = min(first + at_once, kv_heads)
+        yield slice(first * group, last * group), seen.of_heads(slice(first, last))
+
+
+def _attend_to_integers(query: torch.Tensor, seen: KvRows, rules: _Rules) -> torch.Tensor:
+    """`[heads, head_dim]` of one token, in float32. Scales belong to tokens, so they are as well applied to the scores
+    and to the weights: there are fewer of those than of keys and values."""
+    assert seen.key_scales is not None
+    assert seen.value_scales is not None
+    heads, kv_heads = query.shape[0], seen.keys.shape[0]
+    grouped = (query.float() * rules.scaling).view(kv_heads, -1, query.shape[1])
+    scores = torch.bmm(grouped, seen.keys.float().mT).mul_(seen.key_scales.mT)
+    weights = _weights(scores.view(heads, 1, -1), None, rules).view(scores.shape).mul_(seen.value_scales.mT)
+    return torch.bmm(weights, seen.values.float()).view(heads, -1)
 
 
 def _attend_by_rules(
@@ -167,6 +206,13 @@ def _attend_by_rules(
     # As above, the heads of a group are folded into the length of the query.
     scores = torch.matmul(query.reshape(kv_heads, -1, query.shape[-1]), keys.transpose(1, 2)).float()
     scores = scores.view(heads, tokens, length).mul_(rules.scaling)
+    weights = _weights(scores, mask, rules).to(values.dtype)
+    return torch.matmul(weights.reshape(kv_heads, -1, length), values).view(heads, tokens, -1)
+
+
+def _weights(scores: torch.Tensor, mask: torch.Tensor | None, rules: _Rules) -> torch.Tensor:
+    """Of `[heads, tokens, length]` scores in float32, which are written over."""
+    heads, tokens, length = scores.shape
     if rules.softcap is not None:
         scores = scores.div_(rules.softcap).tanh_().mul_(rules.softcap)
     if mask is not None:
@@ -174,8 +220,7 @@ def _attend_by_rules(
     if rules.sinks is not None:
         sinks = rules.sinks.to(scores.dtype).view(heads, 1, 1).expand(heads, tokens, 1)
         scores = torch.cat([scores, sinks], dim=-1)
-    weights = scores.softmax(dim=-1)[..., :length].to(values.dtype)
-    return torch.matmul(weights.reshape(kv_heads, -1, length), values).view(heads, tokens, -1)
+    return scores.softmax(dim=-1)[..., :length]
 
 
 def _no_mask(*_: object, **__: object) -> None:

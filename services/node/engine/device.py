@@ -9,8 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import psutil
 import torch
+
+from services.node.files.host_memory import free_host_bytes
 
 _CPU_INFO = Path("/proc/cpuinfo")
 
@@ -30,11 +31,12 @@ def _cpu_name() -> str:
 
 
 def free_bytes(device: torch.device) -> int:
-    """Memory that nobody uses now; what torch only keeps for its next tensors counts as free."""
+    """Memory that nobody uses now; what torch only keeps for its next tensors counts as free. On a
+    CPU what this process's control groups leave."""
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return int(free) + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    return int(psutil.virtual_memory().available)
+    return free_host_bytes()
 
 
 def give_back() -> None:

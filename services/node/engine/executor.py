@@ -28,9 +28,10 @@ from services.node.engine.caches import KvCaches, StepPlan
 from services.node.engine.config import make_config
 from services.node.engine.device import free_bytes, give_back, is_out_of_memory, machine_name
 from services.node.engine.held_model import HeldModel
+from services.node.engine.kernels import bound_memory, loading
 from services.node.engine.kv_pool import allocate_pools
 from services.node.engine.loading import load_shard
-from services.node.engine.precision import BOUNDARY_DTYPE
+from services.node.engine.precision import BOUNDARY_DTYPE, half_dtype
 from services.node.engine.sampling import choose
 from services.node.engine.shard import Entry, TorchShard
 from services.node.engine.stored import open_fetched, open_files
@@ -46,16 +47,25 @@ GIVE_BACK_BYTES = 32 << 20
 class TorchExecutor:
     """Holds shards of the models that this machine has files of, on one device.
 
-    `threads`: CPU threads that torch uses, in the whole process.
+    `threads`: CPU threads that torch uses, in the whole process. `half`: dtype of 16 bits to compute in, default that
+    of the device.
     """
 
-    def __init__(self, models: Mapping[str, ModelFiles], device: str = "cpu", threads: int = 1) -> None:
+    def __init__(
+        self,
+        models: Mapping[str, ModelFiles],
+        device: str = "cpu",
+        threads: int = 1,
+        half: torch.dtype | None = None,
+    ) -> None:
         self._files = dict(models)
         self._device = torch.device(device)
         self._models: dict[str, HeldModel] = {}
         self._caches = KvCaches()
         self._threads = threads
+        self._half = half or half_dtype(self._device)
         torch.set_num_threads(threads)
+        bound_memory()
 
     @property
     def machine(self) -> str:
@@ -92,8 +102,17 @@ class TorchExecutor:
             raise BadFiles(f"this node has no files of model {model_id!r}")
         try:
             # First of all, so that a node that cannot keep the promise reads nothing.
-            kv = allocate_pools(spec.manifest, spec.layers, spec.quantization, spec.kv_tokens, self._device)
-            return replace(self._load(spec, progress), kv=kv)
+            with loading():
+                kv = allocate_pools(
+                    spec.manifest,
+                    spec.layers,
+                    spec.quantization,
+                    spec.kv_tokens,
+                    self._device,
+                    spec.kv_precision,
+                    self._half,
+                )
+                return replace(self._load(spec, progress), kv=kv)
         except LoadFailed:
             raise
         # The one boundary at which the errors of torch, transformers, bitsandbytes and the file formats arrive.
@@ -149,7 +168,7 @@ class TorchExecutor:
         stored = open_fetched(spec.fetched) if spec.fetched else open_files(self._files[spec.manifest.model_id])
         structure = find_structure(make_config(stored.config))
         source = stored.source(structure.base, spec.manifest.num_layers)
-        return load_shard(spec, structure, source, self._device, on_bytes)
+        return load_shard(spec, structure, source, self._device, on_bytes, self._half)
 
     @torch.inference_mode()
     def _run(self, batch: Sequence[Work]) -> list[Result]:

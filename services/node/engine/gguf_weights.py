@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import mmap
+import re
 from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any
 
 import gguf
 import numpy as np
@@ -11,19 +14,41 @@ import numpy.typing as npt
 import torch
 
 from meshnet.errors import BadFiles
+from services.node.engine.gguf_layout import join_expert, restore
+from services.node.files.manifest import COMPUTED
 from services.node.files.model_config import Config
 
 # Rows are dequantized to float32 this many values at a time: bounds what a tensor costs beside its result.
 _BLOCK_VALUES = 1 << 22
 
-_ARCHITECTURES = {
-    "gpt2": gguf.MODEL_ARCH.GPT2,
-    "llama": gguf.MODEL_ARCH.LLAMA,
-    "qwen2": gguf.MODEL_ARCH.QWEN2,
-    "qwen3": gguf.MODEL_ARCH.QWEN3,
+# Those that the library calls otherwise than the config does.
+_GGUF_NAMES = {
+    "cohere": "command-r",
+    "gemma3_text": "gemma3",
+    "gpt_neox": "gptneox",
+    "gpt_oss": "gpt-oss",
+    "mixtral": "llama",
+    "olmo3": "olmo2",
+    "phi": "phi2",
+    "qwen2_moe": "qwen2moe",
+    "qwen3_moe": "qwen3moe",
 }
-# Stored [out, in], while the Hugging Face modules are Conv1D, which hold [in, out].
-_GPT2_TRANSPOSED = ("attn_qkv.weight", "attn_output.weight", "ffn_up.weight", "ffn_down.weight")
+_ARCHITECTURES = {name: architecture for architecture, name in gguf.MODEL_ARCH_NAMES.items()}
+
+# transformers stacks all experts of a projection, gate and up in one; the file stacks them too, gate and up apart.
+_EXPERTS = re.compile(r"\.(\d+)\.mlp\.experts\.(gate_up_proj|down_proj)(_bias)?$")
+_STACKS = {"gate_up_proj": ("ffn_gate_exps", "ffn_up_exps"), "down_proj": ("ffn_down_exps",)}
+# StableLM has a norm for each head; the file stacks them.
+_HEAD_NORM = re.compile(r"^(.+\.self_attn\.[qk]_layernorm)\.norms\.(\d+)\.weight$")
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """The stored tensors that make up one; a single `row` of them, or stacks of experts."""
+
+    stored: tuple[str, ...]
+    row: int | None = None
+    stacks: bool = False
 
 
 class GgufSource:
@@ -39,70 +64,90 @@ class GgufSource:
         self._present = self._tensors.keys() if present is None else present
         self._file = reader.data._mmap
         self._config = config
-        self._names = gguf.get_tensor_name_map(_ARCHITECTURES[config["model_type"]], num_layers)
+        model_type = config["model_type"]
+        self._names = gguf.get_tensor_name_map(_ARCHITECTURES[_GGUF_NAMES.get(model_type, model_type)], num_layers)
 
     def holds(self, name: str) -> bool:
-        return self._stored_name(name) is not None
+        return self._find(name) is not None
 
     def read(self, name: str, dtype: torch.dtype) -> torch.Tensor:
-        stored = self._stored_name(name)
-        if stored is None:
+        place = self._find(name)
+        if place is None:
             raise BadFiles(f"the GGUF file lacks the tensor {name!r}")
+        if place.stacks:
+            experts = range(int(self._tensors[place.stored[0]].shape[-1]))
+            return torch.stack([self.read_expert(name, expert, dtype) for expert in experts])
+        (stored,) = place.stored
+        tensor = self._values(stored, dtype, place.row)
+        try:
+            return restore(stored, tensor, self._config).to(dtype)
+        except RuntimeError as error:
+            raise BadFiles(f"tensor {stored!r} of the GGUF file has an impossible shape: {error}") from error
+
+    def read_expert(self, name: str, expert: int, dtype: torch.dtype) -> torch.Tensor:
+        place = self._find(name)
+        if place is None or not place.stacks:
+            raise BadFiles(f"the GGUF file lacks expert {expert} of the tensor {name!r}")
+        parts = [self._values(stored, dtype, expert) for stored in place.stored]
+        try:
+            return join_expert(parts, self._config).to(dtype)
+        except RuntimeError as error:
+            raise BadFiles(f"the experts of {name!r} have different shapes in the GGUF file: {error}") from error
+
+    def leftovers(self, names: Collection[str]) -> frozenset[str]:
+        known = {stored for name in names if (place := self._find(name)) for stored in place.stored}
+        return frozenset(name for name in self._tensors if name not in known and not COMPUTED.search(name))
+
+    def _find(self, name: str) -> _Place | None:
+        place = self._locate(name)
+        return place if place and all(stored in self._tensors for stored in place.stored) else None
+
+    def _locate(self, name: str) -> _Place | None:
+        if match := _EXPERTS.search(name):
+            layer, projection, kind = match[1], match[2], "bias" if match[3] else "weight"
+            return _Place(tuple(f"blk.{layer}.{stack}.{kind}" for stack in _STACKS[projection]), stacks=True)
+        if match := _HEAD_NORM.match(name):
+            stored, row = self._names.get_name(match[1]), int(match[2])
+            return _Place((f"{stored}.weight",), row) if stored else None
+        module, _, kind = name.rpartition(".")
+        # The sinks of attention are a parameter of their own, and no module's weight.
+        module, kind = (name, "weight") if kind == "sinks" else (module, kind)
+        stored = self._names.get_name(module)
+        return _Place((f"{stored}.{kind}",)) if stored else None
+
+    def _values(self, stored: str, dtype: torch.dtype, row: int | None) -> torch.Tensor:
+        """A stored tensor, or one slice of it along its first dimension. Vectors are left in float32."""
         if stored not in self._present:
             raise BadFiles(f"tensor {stored!r} has not been fetched")
+        tensor = self._tensors[stored]
+        data, shape = tensor.data, tuple(int(size) for size in reversed(tensor.shape))
+        if row is not None:
+            if len(shape) < 2 or row >= shape[0]:
+                raise BadFiles(f"tensor {stored!r} of the GGUF file has the shape {shape}, and no slice {row}")
+            data, shape = data[row], shape[1:]
         try:
-            tensor = _dequantize(self._tensors[stored], dtype)
+            values = _dequantize(data, shape, tensor.tensor_type, dtype if len(shape) > 1 else torch.float32)
         except (NotImplementedError, ValueError) as error:
             raise BadFiles(f"tensor {stored!r} of the GGUF file cannot be dequantized: {error}") from error
         # What was read of a mapped file counts as the process's memory for as long as it is mapped.
         if hasattr(mmap, "MADV_DONTNEED"):
             self._file.madvise(mmap.MADV_DONTNEED)
-        return self._restore_layout(stored, tensor)
-
-    def read_expert(self, name: str, expert: int, dtype: torch.dtype) -> torch.Tensor:
-        """Mixtures of experts are refused before."""
-        raise BadFiles(f"expert {expert} of {name!r} cannot be read from a GGUF file")
-
-    def leftovers(self, names: Collection[str]) -> frozenset[str]:
-        return frozenset(self._tensors) - {self._stored_name(name) for name in names}
-
-    def _stored_name(self, name: str) -> str | None:
-        module, dot, kind = name.rpartition(".")
-        found = self._names.get_name(module)
-        stored = None if found is None else f"{found}{dot}{kind}"
-        return stored if stored in self._tensors else None
-
-    def _restore_layout(self, stored: str, tensor: torch.Tensor) -> torch.Tensor:
-        """Undoes what the conversion to GGUF did to the tensor's layout."""
-        if self._config["model_type"] == "gpt2" and stored.endswith(_GPT2_TRANSPOSED):
-            return tensor.T
-        if self._config["model_type"] == "llama":
-            heads = self._config["num_attention_heads"]
-            if ".attn_q." in stored:
-                return _unpermute(tensor, heads)
-            if ".attn_k." in stored:
-                return _unpermute(tensor, self._config.get("num_key_value_heads", heads))
-        return tensor
+        return values
 
 
-def _unpermute(tensor: torch.Tensor, heads: int) -> torch.Tensor:
-    """GGUF interleaves the two halves of each head that a llama's rotary embedding pairs; puts them apart again."""
-    half = tensor.shape[0] // heads // 2
-    return tensor.view(heads, half, 2, *tensor.shape[1:]).transpose(1, 2).reshape(tensor.shape)
-
-
-def _dequantize(tensor: gguf.ReaderTensor, dtype: torch.dtype) -> torch.Tensor:
-    shape = tuple(int(size) for size in reversed(tensor.shape))
+def _dequantize(
+    data: npt.NDArray[Any], shape: tuple[int, ...], kind: gguf.GGMLQuantizationType, dtype: torch.dtype
+) -> torch.Tensor:
     result = torch.empty(shape, dtype=dtype)
     if len(shape) < 2:
-        return result.copy_(_values(tensor.data, tensor.tensor_type))
-    rows = max(1, _BLOCK_VALUES // max(1, result[0].numel()))
+        return result.copy_(_float32(data, kind))
+    rows = max(1, _BLOCK_VALUES // max(1, result[:1].numel()))
     for start in range(0, shape[0], rows):
-        result[start : start + rows] = _values(tensor.data[start : start + rows], tensor.tensor_type)
+        result[start : start + rows] = _float32(data[start : start + rows], kind)
     return result
 
 
-def _values(data: npt.NDArray[np.generic], kind: gguf.GGMLQuantizationType) -> torch.Tensor:
+def _float32(data: npt.NDArray[np.generic], kind: gguf.GGMLQuantizationType) -> torch.Tensor:
     values = gguf.dequantize(data, kind)
     # Unquantized values come back as a view of the file, which torch does not take read-only.
     return torch.from_numpy(np.array(values) if not values.flags.writeable else values)

@@ -9,6 +9,7 @@ import torch
 from meshnet.errors import WrongLayers
 from meshnet.model import LayerRange, merge_layers
 from services.node.engine.attention import CachedSegment
+from services.node.engine.precision import converted
 from services.node.engine.shard import Entry, HeldLayer, Rotary, TorchShard
 
 
@@ -63,7 +64,7 @@ class HeldModel:
         rotations: dict[tuple[torch.dtype, str | None], dict[str, object]] = {}
         for index in layers.layers:
             layer = self._layers[index]
-            hidden = hidden.to(layer.dtype)
+            hidden = converted(hidden, layer.dtype)
             kind = layer.dtype, layer.rotary_kind
             if kind not in rotations:
                 rotations[kind] = self._rotations(hidden, position_ids, layer.rotary_kind)
@@ -75,7 +76,7 @@ class HeldModel:
                 segments=tuple(segments),
                 **rotations[kind],
             )
-        return hidden
+        return converted(hidden, hidden.dtype)
 
     def _rotations(self, hidden: torch.Tensor, position_ids: torch.Tensor, kind: str | None) -> dict[str, object]:
         if self._rotary is None:

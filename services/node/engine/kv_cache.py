@@ -9,6 +9,7 @@ import torch
 from meshnet.model import BLOCK_TOKENS, LayerRange, blocks_for
 from services.node.core.regions import Region
 from services.node.engine.kv_pool import LayerPool
+from services.node.engine.kv_rows import KvRows
 
 
 class KvCache:
@@ -47,16 +48,18 @@ class KvCache:
             pool.regions.release(region)
         self.length = self._blocks_reserved = 0
 
-    def write(
-        self, layer: int, position: int, keys: torch.Tensor, values: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Writes K and V `[kv_heads, tokens, head_dim]` behind the first `position` tokens of a layer, into room that
-        was reserved.
+    def stored(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> KvRows:
+        """K and V `[kv_heads, tokens, head_dim]` of a layer, of whatever sessions, as its memory holds them."""
+        pool, _ = self._parts[layer]
+        return pool.format.stored(keys, values)
+
+    def write(self, layer: int, position: int, rows: KvRows) -> KvRows:
+        """Writes what `stored` has made behind the first `position` tokens of a layer, into room that was reserved.
 
         Returns the layer's K and V up to and with them, as views. `length` stays: a step may fail in a later layer.
         """
         pool, region = self._parts[layer]
-        return pool.write(region, position, keys, values)
+        return pool.write(region, position, rows)
 
     def check_integrity(self) -> None:
         """Asserts that all layers have room for the whole length."""

@@ -7,81 +7,90 @@ from collections.abc import Mapping
 import torch
 
 from meshnet.errors import NoRoom
-from meshnet.model import BLOCK_TOKENS, LayerRange, ModelManifest, Quantization, blocks_for
+from meshnet.model import BLOCK_TOKENS, KvPrecision, LayerRange, ModelManifest, Quantization, blocks_for
 from meshnet.sizes import format_size
 from services.node.core.regions import Move, Region, Regions
 from services.node.engine.device import free_bytes, is_out_of_memory
-from services.node.engine.precision import compute_dtype
+from services.node.engine.kv_rows import SCALE_DTYPE, KvFormat, KvRows, kv_format
 
 
 class LayerPool:
     """Room for `num_blocks` blocks of 128 tokens, of which each session has a contiguous region. Not thread-safe.
 
-    `values_per_token`: of K and V together. How they are divided is known when the first are written.
+    How it is divided between K and V is known when the first are written.
     """
 
-    def __init__(self, num_blocks: int, values_per_token: int, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, num_blocks: int, kv: KvFormat, device: torch.device) -> None:
         self.regions = Regions(num_blocks)
-        self._values_per_token = values_per_token
+        self.format = kv
+        tokens = num_blocks * BLOCK_TOKENS
         # Written to, so that the system really gives the memory now and not in the middle of a step.
-        self._memory = torch.empty(num_blocks * BLOCK_TOKENS * values_per_token, dtype=dtype, device=device).zero_()
-        self._keys: torch.Tensor | None = None
-        self._values: torch.Tensor | None = None
+        self._memory = torch.empty(tokens * kv.values, dtype=kv.dtype, device=device).zero_()
+        self._scales = torch.empty(tokens * kv.scales, dtype=SCALE_DTYPE, device=device).zero_()
+        self._rows: KvRows | None = None
 
     @property
     def allocated_bytes(self) -> int:
-        return self._memory.nbytes
+        return self._memory.nbytes + self._scales.nbytes
 
     def empty_like(self, num_blocks: int) -> LayerPool:
         """A pool of another size for the same layer."""
-        return LayerPool(num_blocks, self._values_per_token, self._memory.dtype, self._memory.device)
+        return LayerPool(num_blocks, self.format, self._memory.device)
 
     def grow(self, region: Region, num_tokens: int) -> None:
         """Makes room for that many tokens in all. Raises KvFull, and then has changed nothing."""
         for move in self.regions.grow(region, blocks_for(num_tokens)):
-            for tensor in (self._keys, self._values):
-                if tensor is not None:
-                    _move(tensor, move)
+            for tensor in self._rows.tensors if self._rows else ():
+                _move(tensor, move)
 
-    def write(
-        self, region: Region, position: int, keys: torch.Tensor, values: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Writes K and V `[kv_heads, tokens, head_dim]` behind the first `position` tokens of a region.
+    def write(self, region: Region, position: int, rows: KvRows) -> KvRows:
+        """Writes what `format` has made of K and V behind the first `position` tokens of a region.
 
         Returns K and V up to and with them, as views, which hold until a region grows.
         """
-        if self._keys is None or self._values is None:
-            self._keys, self._values = self._divide(keys, values)
+        if self._rows is None:
+            self._rows = self._divide(rows)
         first = region.start * BLOCK_TOKENS
         begin = first + position
-        end = begin + keys.shape[1]
+        end = begin + rows.keys.shape[1]
         assert end <= first + region.num_blocks * BLOCK_TOKENS, (end, region)
-        self._keys[:, begin:end] = keys
-        self._values[:, begin:end] = values
-        return self._keys[:, first:end], self._values[:, first:end]
+        for held, new in zip(self._rows.tensors, rows.tensors, strict=True):
+            held[:, begin:end] = new
+        return self._rows.of(slice(first, end))
 
-    def _divide(self, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def _divide(self, rows: KvRows) -> KvRows:
+        values, scales = rows.tensors[:2], rows.tensors[2:]
+        return KvRows(*self._split(self._memory, values), *self._split(self._scales, scales))
+
+    def _split(self, memory: torch.Tensor, like: tuple[torch.Tensor, ...]) -> list[torch.Tensor]:
+        """All of the memory, as tensors `[kv_heads, tokens, ...]` of all tokens."""
         tokens = self.regions.num_blocks * BLOCK_TOKENS
-        (key_heads, _, key_dim), (value_heads, _, value_dim) = keys.shape, values.shape
-        parts = torch.split(self._memory, [tokens * key_heads * key_dim, tokens * value_heads * value_dim])
-        return parts[0].view(key_heads, tokens, key_dim), parts[1].view(value_heads, tokens, value_dim)
+        shapes = [(tensor.shape[0], tokens, tensor.shape[2]) for tensor in like]
+        parts = torch.split(memory, [heads * tokens * width for heads, _, width in shapes])
+        return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
 
 
 def allocate_pools(
-    manifest: ModelManifest, layers: LayerRange, quantization: Quantization, kv_tokens: int, device: torch.device
+    manifest: ModelManifest,
+    layers: LayerRange,
+    quantization: Quantization,
+    kv_tokens: int,
+    device: torch.device,
+    precision: KvPrecision = KvPrecision.BFLOAT16,
+    half: torch.dtype = torch.bfloat16,
 ) -> Mapping[int, LayerPool]:
     """Room for `kv_tokens` tokens in each of these layers. Raises NoRoom, before it takes what is not there."""
-    dtype, num_blocks = compute_dtype(quantization), blocks_for(kv_tokens)
-    needed = len(layers) * manifest.kv_bytes(num_blocks * BLOCK_TOKENS, quantization)
+    num_blocks = blocks_for(kv_tokens)
+    needed = len(layers) * manifest.kv_bytes(num_blocks * BLOCK_TOKENS, quantization, precision)
     free = free_bytes(device)
     if needed > free:
         raise NoRoom(
             f"the KV cache of {kv_tokens} tokens in layers {layers} needs {format_size(needed)}, "
             f"{format_size(free)} of the memory of {device} are free"
         )
-    values_per_token = manifest.kv_bytes_per_token // torch.bfloat16.itemsize
+    kv = kv_format(manifest, quantization, precision, half)
     try:
-        return {layer: LayerPool(num_blocks, values_per_token, dtype, device) for layer in layers.layers}
+        return {layer: LayerPool(num_blocks, kv, device) for layer in layers.layers}
     except Exception as error:
         if is_out_of_memory(error):
             raise NoRoom(f"out of memory while allocating {format_size(needed)} of KV cache") from error

@@ -1,7 +1,7 @@
 """Linear layers at each quantization, made one by one while a shard loads.
 
 All four run on a CPU too: bfloat16 with a weight packed once for oneDNN where that exists, float32 with torch's own
-kernel, int8 and nf4 with the CPU kernels of bitsandbytes.
+kernel, int8 with weights of bitsandbytes and kernels of torch, nf4 with the CPU kernels of bitsandbytes.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ import torch
 from torch import nn
 
 from meshnet.model import Quantization
+from services.node.engine.int8_linear import Int8Linear
+from services.node.engine.kernels import padded
 from services.node.engine.precision import compute_dtype
 from services.node.files.manifest import NF4_BLOCK
 
@@ -46,22 +48,31 @@ class PackedLinear(nn.Module):
         )
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        output: torch.Tensor = torch.ops.mkldnn._linear_pointwise(hidden, self.packed, self.bias, "none", [], "")
-        return output
+        output: torch.Tensor = torch.ops.mkldnn._linear_pointwise(
+            padded(hidden), self.packed, self.bias, "none", [], ""
+        )
+        return output[..., : hidden.shape[-2], :]
 
 
 def make_linear(
-    weight: torch.Tensor, bias: torch.Tensor | None, quantization: Quantization, device: torch.device
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    quantization: Quantization,
+    device: torch.device,
+    half: torch.dtype = torch.bfloat16,
 ) -> nn.Module:
-    """A linear layer that holds `weight` (`[out, in]`, on the CPU) in the way that `quantization` says, on `device`."""
-    dtype = compute_dtype(quantization)
+    """A linear layer that holds `weight` (`[out, in]`, on the CPU) in the way that `quantization` says, on `device`.
+
+    `half` is the device's dtype of 16 bits.
+    """
+    dtype = compute_dtype(quantization, half)
     bias = None if bias is None else bias.to(device, dtype)
     match quantization:
         case Quantization.INT8:
-            return _int8(weight, bias, device)
+            return Int8Linear(weight, bias) if device.type == "cpu" else _int8(weight, bias, device, half)
         case Quantization.NF4:
-            return _nf4(weight, bias, device)
-        case Quantization.BFLOAT16 if PackedLinear.is_available(device):
+            return _nf4(weight, bias, device, half)
+        case Quantization.BFLOAT16 if dtype is torch.bfloat16 and PackedLinear.is_available(device):
             return PackedLinear(weight.to(dtype).contiguous(), bias)
         case _:
             return plain_linear(weight.to(device, dtype).contiguous(), bias)
@@ -76,7 +87,7 @@ def plain_linear(weight: torch.Tensor, bias: torch.Tensor | None) -> nn.Linear:
     return linear
 
 
-def _int8(weight: torch.Tensor, bias: torch.Tensor | None, device: torch.device) -> nn.Module:
+def _int8(weight: torch.Tensor, bias: torch.Tensor | None, device: torch.device, half: torch.dtype) -> nn.Module:
     from bitsandbytes.nn import Int8Params, Linear8bitLt  # seconds to import, and only these shards need it
 
     # It warns at every call that it computes scales in float16.
@@ -91,17 +102,15 @@ def _int8(weight: torch.Tensor, bias: torch.Tensor | None, device: torch.device)
         device="meta",
     )
     linear.weight = Int8Params(weight.contiguous(), requires_grad=False, has_fp16_weights=False)
-    return _placed(linear, bias, device)
+    return _placed(linear, bias, device, half)
 
 
-def _nf4(weight: torch.Tensor, bias: torch.Tensor | None, device: torch.device) -> nn.Module:
+def _nf4(weight: torch.Tensor, bias: torch.Tensor | None, device: torch.device, half: torch.dtype) -> nn.Module:
     from bitsandbytes.nn import Linear4bit, Params4bit  # seconds to import, and only these shards need it
 
     out_features, in_features = weight.shape
     options = {"quant_type": "nf4", "compress_statistics": False}
-    linear = Linear4bit(
-        in_features, out_features, bias=bias is not None, compute_dtype=torch.bfloat16, device="meta", **options
-    )
+    linear = Linear4bit(in_features, out_features, bias=bias is not None, compute_dtype=half, device="meta", **options)
     packed, state = _quantize_nf4(weight)
     linear.weight = Params4bit(
         packed,
@@ -116,7 +125,7 @@ def _nf4(weight: torch.Tensor, bias: torch.Tensor | None, device: torch.device) 
     if out_features % _NF4_PACKED_ROWS or in_features % NF4_BLOCK:
         # It would pack all shapes alike, and fail on these; without packing it dequantizes at each call.
         linear.support_avx512bf16_for_cpu = False
-    return _placed(linear, bias, device)
+    return _placed(linear, bias, device, half)
 
 
 def _quantize_nf4(weight: torch.Tensor) -> tuple[torch.Tensor, Any]:
@@ -138,12 +147,12 @@ def _quantize_nf4(weight: torch.Tensor) -> tuple[torch.Tensor, Any]:
     return torch.cat(packed), state
 
 
-def _placed(linear: nn.Linear, bias: torch.Tensor | None, device: torch.device) -> nn.Module:
+def _placed(linear: nn.Linear, bias: torch.Tensor | None, device: torch.device, half: torch.dtype) -> nn.Module:
     if bias is not None:
         linear.bias = nn.Parameter(bias, requires_grad=False)
     linear = linear.to(device).eval()
     # bitsandbytes brings its weights into their final layout at the first call; better now than in a session's step.
-    linear(torch.zeros(1, linear.in_features, dtype=torch.bfloat16, device=device))
+    linear(torch.zeros(1, linear.in_features, dtype=half, device=device))
     return linear
 
 

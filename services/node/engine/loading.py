@@ -14,7 +14,8 @@ from meshnet.model import ModelManifest, Quantization
 from services.node.core.work import ShardSpec
 from services.node.engine.exceptions import adapt, compute_buffers
 from services.node.engine.experts import DOWN, GATE_UP, LinearExperts, are_stacked
-from services.node.engine.linear import held_bytes, make_linear, plain_linear
+from services.node.engine.kernels import TiedHead
+from services.node.engine.linear import held_bytes, make_linear
 from services.node.engine.precision import compute_dtype
 from services.node.engine.shard import Entry, HeldLayer, TorchShard
 from services.node.engine.structure import Structure
@@ -27,13 +28,15 @@ def load_shard(
     source: WeightSource,
     device: torch.device,
     on_bytes: Callable[[int], None],
+    half: torch.dtype = torch.bfloat16,
 ) -> TorchShard:
-    """Loads `spec.layers`. `on_bytes` hears of the bytes of each part as it is loaded. Raises LoadFailed.
+    """Loads `spec.layers`, `half` being the device's dtype of 16 bits. `on_bytes` hears of the bytes of each part as
+    it is loaded. Raises LoadFailed.
 
     The modules are taken out of `structure`, which is of no use afterwards.
     """
     _check_model(spec.manifest, structure, source)
-    loader = _Loader(structure, source, spec.quantization, device, on_bytes)
+    loader = _Loader(structure, source, spec.quantization, device, half, on_bytes)
     return TorchShard(
         model_id=spec.manifest.model_id,
         range=spec.layers,
@@ -66,11 +69,12 @@ class _Loader:
     source: WeightSource
     quantization: Quantization
     device: torch.device
+    half: torch.dtype
     on_bytes: Callable[[int], None]
 
     @property
     def dtype(self) -> torch.dtype:
-        return compute_dtype(self.quantization)
+        return compute_dtype(self.quantization, self.half)
 
     def layer(self, index: int) -> HeldLayer:
         name, module = self.structure.layer(index)
@@ -88,7 +92,7 @@ class _Loader:
             embedding=embedding,
             positions=positions,
             norm=self._fill_named(self.structure.norm),
-            head=plain_linear(embedding.weight, None) if tied else self._fill_named(self.structure.head),
+            head=TiedHead(embedding.weight) if tied else self._fill_named(self.structure.head),
             dtype=self.dtype,
             position_offset=int(getattr(positions, "offset", 0)),
             embedding_scale=self.structure.embedding_scale,
@@ -142,7 +146,7 @@ class _Loader:
         bias = None if biases is None else self._read(f"{name}_bias", biases.shape[1:], expert)
         # Those of GPT-OSS are held as [in, out].
         weight = weight.T if getattr(stack, "is_transposed", False) else weight
-        linear = make_linear(weight, bias, quantization, self.device)
+        linear = make_linear(weight, bias, quantization, self.device, self.half)
         self.on_bytes(held_bytes(linear))
         return linear
 
@@ -156,7 +160,7 @@ class _Loader:
         assert bias is None or isinstance(bias, torch.Tensor)
         # Conv1D holds [in, out].
         weight = weight.T if isinstance(module, Conv1D) else weight
-        linear = make_linear(weight, bias, quantization, self.device)
+        linear = make_linear(weight, bias, quantization, self.device, self.half)
         self.on_bytes(held_bytes(linear))
         return linear
 

@@ -11,6 +11,7 @@ from torch import nn
 from meshnet.model import LayerRange
 from services.node.engine.kv_pool import LayerPool
 from services.node.engine.linear import held_bytes
+from services.node.engine.precision import converted
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +52,7 @@ class Entry:
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """`[rows, hidden]`, the last layer's output, to `[rows, vocab]` in the model's dtype."""
-        logits: torch.Tensor = self.head(self.norm(hidden.to(self.dtype)))
+        logits: torch.Tensor = self.head(self.norm(converted(hidden, self.dtype)))
         if self.logit_scale != 1.0:
             logits = logits * self.logit_scale
         return logits if self.logit_softcap is None else torch.tanh(logits / self.logit_softcap) * self.logit_softcap

@@ -10,7 +10,8 @@ from meshnet.model_files import ModelFiles
 from services.node.engine.gguf_weights import GgufSource
 from services.node.engine.weights import SafetensorsSource, WeightSource
 from services.node.files.fetched import FetchedModel
-from services.node.files.gguf_header import gguf_config, open_gguf
+from services.node.files.gguf_config import gguf_config
+from services.node.files.gguf_header import open_gguf
 from services.node.files.model_config import Config, read_config
 from services.node.files.safetensors_header import read_directory
 

@@ -28,6 +28,7 @@ class LayerTrial:
         self._model = HeldModel(shard)
         self._model.attach(shard)
         self._entry = shard.entry
+        self._context_length = shard.context_length
         self._chunk = max(1, min(PREFILL_TOKENS, shard.context_length // 2))
         generator = torch.Generator().manual_seed(0)
         hidden = torch.randn(1, max(TOKEN_BUDGET, self._chunk), shard.hidden_size, generator=generator)
@@ -44,12 +45,14 @@ class LayerTrial:
         return 1 / self._time(CachedSegment(0, 1, self._chunk, self._warm_cache()))
 
     @torch.inference_mode()
-    def workspace_bytes(self, cached_tokens: int) -> int | None:
+    def workspace_bytes(self, kv_tokens: int, layer: int | None = None) -> int | None:
         """The largest step: as many chunks as are batched, one of them at the end of a long session. With the entry
         weights also the logits of as many sessions as have room. Raises NoRoom if it takes more than there is."""
+        if layer is not None:
+            self._layers, self._cache = LayerRange(layer, layer + 1), None
         try:
-            entry_bytes = self._entry_bytes(min(blocks_for(cached_tokens), TOKEN_BUDGET))
-            layer_bytes = self._layer_bytes(cached_tokens)
+            entry_bytes = self._entry_bytes(min(blocks_for(kv_tokens), TOKEN_BUDGET))
+            layer_bytes = self._layer_bytes(min(kv_tokens, self._context_length))
         except Exception as error:
             if is_out_of_memory(error):
                 raise NoRoom("out of memory in the largest step through one layer") from error

@@ -20,6 +20,9 @@ _STORED_AS = {"lm_head.weight": "embed_out.weight"}
 # The same for a part of a name, as Mixtral's mixtures are called.
 _PART_STORED_AS = {".mlp.": ".block_sparse_moe."}
 
+# Of larger tensors rows of so many values are mapped at a time.
+_PIECE_VALUES = 1 << 23
+
 # One projection of one expert. transformers stacks those of all experts, gate above up.
 _EXPERT = re.compile(r"^(.+\.experts)\.(\d+)\.(\w+)\.weight$")
 _STACKS = {"gate_up_proj": (("gate_proj", "up_proj"), ("w1", "w3")), "down_proj": (("down_proj",), ("w2",))}
@@ -44,8 +47,8 @@ class WeightSource(Protocol):
 
 
 class SafetensorsSource:
-    """The safetensors files of a directory. Each read maps the file for as long as it takes to copy the one tensor:
-    what was read of a mapped file counts as the process's memory until it is unmapped.
+    """The safetensors files of a directory. Each read maps the file for as long as it takes to copy one tensor or a
+    piece of it: what was read of a mapped file counts as the process's memory until it is unmapped.
 
     `tensors`: all of the model, by stored name. `present`: those of them that may be read, where the files have holes;
     None: all. `prefix` is what stands before the names of the base model; checkpoints of the base model alone lack it.
@@ -71,9 +74,20 @@ class SafetensorsSource:
         stored = self._stored_name(name)
         if stored is None:
             raise BadFiles(f"the weight files lack the tensor {name!r}")
+        shape = self._tensors[stored].shape
+        if self._tensors[stored].numel > _PIECE_VALUES and len(shape) > 1:
+            return self._read_pieces(stored, shape, dtype)
         with self._reading(stored) as file:
             # A copy in any case: what was read is a view of the mapped file.
             tensor: torch.Tensor = file.get_tensor(stored).to(dtype, copy=True)
+        return tensor
+
+    def _read_pieces(self, stored: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        tensor = torch.empty(shape, dtype=dtype)
+        step = max(1, _PIECE_VALUES // tensor[0].numel())
+        for begin in range(0, shape[0], step):
+            with self._reading(stored) as file:
+                tensor[begin : begin + step] = file.get_slice(stored)[begin : begin + step]
         return tensor
 
     def read_expert(self, name: str, expert: int, dtype: torch.dtype) -> torch.Tensor:

@@ -14,7 +14,8 @@ from typing import Any
 
 from meshnet.errors import BadFiles
 from meshnet.model_files import GGUF_SUFFIX, ModelFiles
-from services.node.files.gguf_header import gguf_config, gguf_tensors, open_gguf
+from services.node.files.gguf_config import gguf_config
+from services.node.files.gguf_header import gguf_tensors, open_gguf
 from services.node.files.model_config import Config, read_config
 from services.node.files.safetensors_header import TensorHeader, read_directory
 from services.node.files.support import check_supported

@@ -21,7 +21,9 @@ from meshnet.errors import BadFiles, LoadFailed
 from meshnet.model import check_model_id
 from meshnet.model_files import CONFIG_FILE, ModelFiles
 from services.node.files.description import Description, description_from_json, description_to_json
-from services.node.files.gguf_header import gguf_config, gguf_tensors, open_gguf
+from services.node.files.gguf_config import gguf_config
+from services.node.files.gguf_header import gguf_tensors, open_gguf
+from services.node.files.gguf_rotary import stated_factors
 from services.node.files.safetensors_header import read_header
 from services.node.files.weight_samples import sample_digest
 
@@ -148,7 +150,8 @@ class FetchedModel:
         stated = {name: tensor for name, tensor in self.description.tensors.items() if tensor.file == file}
         if self.description.is_gguf:
             reader = open_gguf(self.files("fetched"))
-            is_right = gguf_tensors(reader) == stated and gguf_config(reader) == self.description.config
+            config = self.description.config
+            is_right = gguf_tensors(reader) == stated and gguf_config(reader, stated_factors(config)) == config
         else:
             held = read_header(self.folder / file)
             is_right = all(held.get(name) == tensor for name, tensor in stated.items())

@@ -10,6 +10,7 @@ from meshnet.errors import LoadFailed
 from meshnet.model import LayerRange, ModelManifest, WeightBytes
 from meshnet.model_files import ModelFiles
 from services.node.files.description import Description, describe
+from services.node.files.layer_steps import layer_step
 from services.node.files.model_config import ModelShape, model_shape
 from services.node.files.safetensors_header import TensorHeader
 
@@ -19,16 +20,21 @@ _KV_TENSORS = 2
 _KV_VALUE_BYTES = 2
 
 _LAYER = re.compile(r"(?:^|\.)(?:layers|h|blk)\.(\d+)\.(.+)")
-# Causal masks and rotary frequencies that older checkpoints store; they are computed instead.
-COMPUTED = re.compile(r"(?:\.|^)(?:attn|attention)\.(?:masked_)?bias$|rotary_emb\.inv_freq$")
+# Causal masks and rotary frequencies that older checkpoints store, and rotary factors of GGUF files, which are in the
+# config: the one and the other is computed.
+COMPUTED = re.compile(
+    r"(?:\.|^)(?:attn|attention)\.(?:masked_)?bias$|rotary_emb\.inv_freq$|^rope_(?:freqs|factors_long|factors_short)\."
+)
 _EMBEDDING = re.compile(r"(?:^|\.)(?:embed_tokens|word_embeddings|wte|embed_in|token_embd)\.weight$")
 _HEAD = re.compile(r"^(?:lm_head|embed_out|output)\.weight$")
 _KEY_PROJECTION = re.compile(r"(?:self_attn\.k_proj|attn_k)\.weight$")
-# What chooses among experts is a matrix and yet not quantized.
-_ROUTER = re.compile(r"(?:^|\.)(?:gate|router)\.weight$")
+# What chooses among experts is a matrix and yet not quantized, and so are norms that have weights for each head.
+_WHOLE = re.compile(r"(?:^|\.)(?:gate|router|ffn_gate_inp|\w*norm)\.weight$")
+# A projection to one value, stored as a vector.
+_VECTOR = re.compile(r"(?:^|\.)ffn_gate_inp_shexp\.weight$")
 # The same projection of all experts of a layer in one tensor. Nodes take it apart and quantize each.
-_EXPERTS = re.compile(r"(?:^|\.)experts\.(?:gate_up_proj|down_proj)$")
-_MIXTURE = re.compile(r"(?:^|\.)experts\.")
+_EXPERTS = re.compile(r"(?:^|\.)(?:experts\.(?:gate_up_proj|down_proj)|ffn_(?:gate|up|down)_exps\.weight)$")
+_MIXTURE = re.compile(r"(?:^|\.)experts\.|_exps\.")
 # Stored as [in, out]: the matrices of the one, the experts of the other.
 _IN_OUT_MATRICES = "gpt2"
 _IN_OUT_EXPERTS = "gpt_oss"
@@ -54,7 +60,8 @@ def manifest_of(model_id: str, description: Description) -> ModelManifest:
     parts = _sort(description.tensors, shape)
     _check_layers(parts.layers, shape)
     _check_entry(parts.entry, shape)
-    model_type = "" if description.is_gguf else config["model_type"]
+    # Whatever the model, GGUF files store matrices as [out, in].
+    stored = {**config, "model_type": ""} if description.is_gguf else config
     return ModelManifest(
         model_id=model_id,
         revision=description.revision(),
@@ -62,9 +69,11 @@ def manifest_of(model_id: str, description: Description) -> ModelManifest:
         hidden_size=shape.hidden_size,
         vocab_size=shape.vocab_size,
         context_length=shape.context_length,
-        layers=tuple(_layer_bytes(parts.layers[layer], model_type) for layer in range(shape.num_layers)),
+        layers=tuple(_layer_bytes(parts.layers[layer], stored["model_type"]) for layer in range(shape.num_layers)),
         entry=_total(_plain_bytes(tensor) for tensor in parts.entry.values()),
         kv_bytes_per_token=_KV_TENSORS * shape.kv_heads * shape.head_dim * _KV_VALUE_BYTES,
+        kv_scales_per_token=_KV_TENSORS * shape.kv_heads,
+        steps=tuple(layer_step(parts.layers[layer], layer, stored, shape) for layer in range(shape.num_layers)),
     )
 
 
@@ -140,7 +149,9 @@ def _tensor_bytes(name: str, tensor: TensorHeader, model_type: str) -> WeightByt
         case (experts, height, width) if _EXPERTS.search(name):
             rows = width if model_type == _IN_OUT_EXPERTS else height
             return _linear_bytes(experts, rows, height * width)
-        case (height, width) if name.endswith(".weight") and not _ROUTER.search(name):
+        case (width,) if _VECTOR.search(name):
+            return _linear_bytes(1, 1, width)
+        case (height, width) if name.endswith(".weight") and not _WHOLE.search(name):
             return _linear_bytes(1, width if model_type == _IN_OUT_MATRICES else height, height * width)
         case _:
             return _plain_bytes(tensor)

@@ -9,7 +9,8 @@ from typing import Any
 
 from meshnet.errors import BadFiles, LoadFailed
 from meshnet.model_files import CONFIG_FILE, ModelFiles
-from services.node.files.gguf_header import gguf_config, open_gguf
+from services.node.files.gguf_config import gguf_config
+from services.node.files.gguf_header import open_gguf
 from services.node.files.support import LONGROPE, check_supported, rope_parameters, rope_type
 
 Config = Mapping[str, Any]

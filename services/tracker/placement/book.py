@@ -125,6 +125,7 @@ class Book:
             reason=why,
             revision=costs.model.manifest.revision,
             kv_tokens=costs.model.kv_tokens,
+            kv_precision=costs.model.kv_precision,
         )
 
     def drop(self, account: Account, model_id: str, layers: Iterable[int], why: str) -> list[Draft]:

@@ -16,7 +16,8 @@ NOMINAL_BYTES_PER_SECOND = 10_000_000_000
 
 def layer_bytes(model: DeployedModel, layer: int, quantization: Quantization) -> int:
     """Weights and KV cache of one layer; layer 0 also pays for the entry weights."""
-    return model.manifest.shard_bytes(LayerRange(layer, layer + 1), quantization, model.kv_tokens)
+    layers = LayerRange(layer, layer + 1)
+    return model.manifest.shard_bytes(layers, quantization, model.kv_tokens, model.kv_precision)
 
 
 class Costs:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from meshnet.directive import DirectiveKind
-from meshnet.model import LayerRange, Quantization
+from meshnet.model import KvPrecision, LayerRange, Quantization
 
 # Activations of a few 128-token chunks of a wide model, and the allocator's slack.
 WORKSPACE_BYTES = 16 * 1024 * 1024
@@ -50,6 +50,7 @@ class Draft:
     reason: str
     revision: str = ""
     kv_tokens: int = 0
+    kv_precision: KvPrecision = KvPrecision.BFLOAT16
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,7 +50,10 @@ def test_the_command_reads_headers_and_says_what_fits(smollm2_gguf: Path) -> Non
     assert "LlamaForCausalLM" in said
     assert "49,152 tokens" in said
     assert "for 4,096 tokens" in said
-    told = json.loads(meshnet("models", "inspect", str(smollm2_gguf), "--json"))
+    # 30 layers, K and V, 3 heads of 64 values: of two bytes, or of one and two for a scale.
+    assert "23.0 kB at bfloat16, 11.9 kB at int8, in all layers together" in said
+    told = json.loads(meshnet("models", "inspect", str(smollm2_gguf), "--kv", "int8", "--json"))
+    assert told["kv_precision"] == "int8"
     assert len(told["manifest"]["layers"]) == 30
     assert told["kv_tokens"] == 8192
     whole = {"vram_bytes": 4 * GB, "quantization": "bfloat16", "shards": [{"start": 0, "end": 30}]}

@@ -17,6 +17,7 @@ from meshnet.errors import InvalidRequest
 from meshnet.model_files import ModelFiles
 from services.gateway.detokenizer import REPLACEMENT, Detokenizer
 from services.gateway.tokenization import ModelTokenizer, load_tokenizer
+from tests.services.node.engine.alice import ALICE
 
 CORPUS = [
     "",
@@ -51,6 +52,11 @@ def test_a_gguf_file_gives_the_token_ids_that_transformers_gives(ours: ModelToke
     bare = theirs(text, add_special_tokens=False)["input_ids"]
     assert ours.encode(text, special_tokens=False) == bare
     assert ours.decode(bare) == theirs.decode(bare, skip_special_tokens=True)
+
+
+def test_the_tokens_of_the_text_that_the_engine_is_compared_on_are_its_own(theirs: Any) -> None:
+    text = (Path(__file__).parents[3] / "benchmarks" / "data" / "alice.txt").read_text(encoding="utf-8")
+    assert theirs(text)["input_ids"][: len(ALICE)] == ALICE
 
 
 def test_any_text_gives_the_same_ids(ours: ModelTokenizer, theirs: Any) -> None:

@@ -18,6 +18,7 @@ from services.node.config import NodeConfig
 from services.node.core.sessions import Piece, SessionTable
 from services.node.core.shards import ShardTable
 from services.node.core.work import LoadedShard, Progress, SessionKey, ShardSpec
+from services.node.core.workspace import predict_workspace_bytes
 from services.node.directive_worker import DirectiveWorker
 from services.node.forwarding import Forwarding
 from services.node.peers import Peers
@@ -103,8 +104,8 @@ async def test_a_load_is_acknowledged_step_by_step_and_then_served() -> None:
         (load("x", 0, 2, revision="r2"), "another revision", F.BAD_FILES),
         (load("x", 10, 13), "has 12 layers", F.OTHER),
         (load("x", 5, 9), "held here already", F.OTHER),
-        (load("x", 8, 12), "this node lends are free", F.NO_ROOM),
-        (load("x", 0, 2), "this node lends are free", F.NO_ROOM),
+        (load("x", 8, 12), "that this node lends", F.NO_ROOM),
+        (load("x", 0, 2), "that this node lends", F.NO_ROOM),
         (load("x", 8, 9, quantization=Quantization.NF4), "at bfloat16, int8, not at nf4", F.OTHER),
     ],
 )
@@ -272,3 +273,31 @@ async def test_a_drop_that_waits_for_sessions_when_the_tracker_is_lost_is_forgot
         assert b.forwarding.shards.layers("m") == {4, 5, 6, 7, 8}
         await b.worker.accept(drop("2", 4, 8))
         assert (await b.finished("2")).state is S.DROPPED
+
+
+class ShortDevice(StubExecutor):
+    """Its device has as little memory free as it is told."""
+
+    def __init__(self, free_bytes: int) -> None:
+        super().__init__()
+        self.free_bytes = free_bytes
+
+    def memory_free_bytes(self) -> int:  # type: ignore[override]  # a stub has none
+        return self.free_bytes
+
+
+@pytest.mark.parametrize(("missing", "state"), [(0, S.READY), (1, S.FAILED)])
+async def test_a_load_needs_what_is_really_free_for_weights_kv_cache_and_workspace(
+    missing: int, state: DirectiveState
+) -> None:
+    workspace = predict_workspace_bytes(
+        models.manifest(), Quantization.BFLOAT16, KV_TOKENS, entry=False, layers=LayerRange(4, 6)
+    )
+    executor = ShortDevice(2 * LAYER_BYTES + workspace - missing)
+    async with bench(vram_bytes=1 << 30, executor=executor) as b:
+        await b.worker.accept(load("1", 4, 6))
+        finished = await b.finished("1")
+        assert finished.state is state
+        if state is S.FAILED:
+            assert finished.failure_kind is F.NO_ROOM
+            assert "of the device's memory are free" in (finished.failure or "")

@@ -17,7 +17,8 @@ MB = 1_000_000
 def manifest(
     model_id: str = "m", num_layers: int = 30, layer_bytes: int = MB, entry_bytes: int = 0, revision: str = "r1"
 ) -> ModelManifest:
-    """A model of equal layers, as heavy at each quantization; its KV cache takes one byte a token and layer."""
+    """A model of equal layers, as heavy at each quantization; its KV cache takes one byte a token and layer in
+    bfloat16, and two at int8: as much as its one scale."""
     layer = WeightBytes(*[layer_bytes] * 4)
     return ModelManifest(
         model_id=model_id,
@@ -29,6 +30,7 @@ def manifest(
         layers=(layer,) * num_layers,
         entry=WeightBytes(*[entry_bytes] * 4),
         kv_bytes_per_token=1,
+        kv_scales_per_token=1,
     )
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from meshnet.directive import Directive, DirectiveKind, DirectiveState
 from meshnet.errors import InvalidRequest, UnknownModel, Unregistered
-from meshnet.model import LayerRange
+from meshnet.model import KvPrecision, LayerRange
 from meshnet.topology import Shard, ShardState
 from services.tracker.effects import Effects, Settings
 from services.tracker.mesh import Mesh
@@ -284,6 +284,29 @@ def test_deploying_again_changes_the_priority_but_not_a_promise() -> None:
     join(waiting, "n1")
     waiting.deploy("m", 99, 0, LATER)
     assert waiting.deployed("m").kv_tokens == 128
+
+
+def test_another_precision_of_kv_caches_is_another_deployment() -> None:
+    mesh = served_mesh("n1", "n2", "n3")
+    with pytest.raises(InvalidRequest, match="KV caches at bfloat16, not int8: undeploy it first"):
+        mesh.deploy("m", 0, 0, LATER, kv_precision=KvPrecision.INT8)
+    with pytest.raises(InvalidRequest, match="undeploy it first"):
+        mesh.preview(deploy=mesh.wished("m", 0, 0, kv_precision=KvPrecision.INT8))
+    assert mesh.deployed("m").kv_precision is KvPrecision.BFLOAT16
+    waiting = make_mesh()
+    join(waiting, "n1", 100 * MB)
+    effects = waiting.deploy("m", 128, 0, LATER, kv_precision=KvPrecision.INT8)
+    assert [directive.kv_precision for directive in effects.directives] == [KvPrecision.INT8]
+    assert any("KV cache room for 128 tokens at int8" in note.text for note in effects.notes)
+    assert waiting.deployed("m").kv_precision is KvPrecision.INT8
+
+
+def test_a_model_that_an_older_meshnet_described_must_be_described_anew() -> None:
+    mesh = make_mesh()
+    mesh.register(node("n1", 100 * MB), "i", [replace(manifest(), kv_scales_per_token=0)], LATER)
+    with pytest.raises(InvalidRequest, match="of an older meshnet"):
+        mesh.deploy("m", 0, 0, LATER, kv_precision=KvPrecision.INT8)
+    mesh.deploy("m", 0, 0, LATER)
 
 
 def test_an_undeployed_model_is_not_deployed_again_by_itself() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from meshnet.directive import Directive, DirectiveKind, DirectiveState
-from meshnet.model import LayerRange, Quantization
+from meshnet.model import KvPrecision, LayerRange, Quantization
 from meshnet.topology import Node, ShardState
 from services.tracker.placement import WORKSPACE_BYTES, Known, Planner, plan
 from tests.services.tracker.meshes import MB, deployed, drops, loads, node, obey, ready_replicas, settle, shard
@@ -74,6 +74,17 @@ def test_the_kv_cache_and_the_entry_weights_count() -> None:
     assert plan([node("n1", 7 * MB - 1)], [model]).drafts == ()
     assert loads(plan([node("n1", 7 * MB)], [model])) == [("n1", "0-2")]
     assert loads(plan([node("n1", 2 * MB), node("n2", 5 * MB)], [model])) == [("n2", "0-1"), ("n1", "1-2")]
+
+
+def test_kv_caches_at_int8_take_half_and_their_scales() -> None:
+    """In each of 4 layers 8 + 2 bytes a token, where bfloat16 takes 16."""
+    bfloat16 = replace(deployed(num_layers=4), kv_tokens=MB // 2)
+    bfloat16 = replace(bfloat16, manifest=replace(bfloat16.manifest, kv_bytes_per_token=16))
+    int8 = replace(bfloat16, kv_precision=KvPrecision.INT8)
+    assert plan([node("n1", 36 * MB - 1)], [bfloat16]).drafts == ()
+    assert plan([node("n1", 24 * MB - 1)], [int8]).drafts == ()
+    (draft,) = plan([node("n1", 24 * MB)], [int8]).drafts
+    assert (draft.kv_tokens, draft.kv_precision) == (MB // 2, KvPrecision.INT8)
 
 
 def test_the_tracker_nodes_node_is_entry_if_it_has_room() -> None:

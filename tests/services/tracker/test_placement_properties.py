@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshnet.directive import Directive, DirectiveKind
-from meshnet.model import ModelManifest, Quantization, WeightBytes, merge_layers
+from meshnet.model import KvPrecision, ModelManifest, Quantization, WeightBytes, merge_layers
 from meshnet.topology import DeployedModel, Node, Shard, ShardState
 from services.tracker.placement import WORKSPACE_BYTES, Draft, Known, Plan, Policy, plan
 from services.tracker.placement.accounts import Account, open_account
@@ -32,8 +32,9 @@ def models(draw: st.DrawFn, model_id: str, uniform: bool) -> DeployedModel:
     num_layers = draw(st.integers(1, 20))
     layer = draw(weights(5))
     layers = (layer,) * num_layers if uniform else tuple(draw(weights(5)) for _ in range(num_layers))
-    manifest = ModelManifest(model_id, "r", "llama", 8, 10, 64, layers, draw(weights(10)), 1)
-    return DeployedModel(manifest, draw(st.integers(1, 4)), draw(st.integers(0, 1)))
+    manifest = ModelManifest(model_id, "r", "llama", 8, 10, 64, layers, draw(weights(10)), 6, 1)
+    kv_precision = draw(st.sampled_from(KvPrecision))
+    return DeployedModel(manifest, draw(st.integers(0, 2)), draw(st.integers(0, 1)), kv_precision=kv_precision)
 
 
 @st.composite

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from meshnet.model import LayerRange
+from meshnet.model import KvPrecision, LayerRange
 from services.tracker.remembered import (
     MAX_EVICTED,
     Assignment,
@@ -21,7 +21,7 @@ from services.tracker.remembered import (
     SaveNode,
     SaveUndeployed,
 )
-from services.tracker.store import MemoryStore, SqliteStore, Store, StoreFailed, open_store
+from services.tracker.store import EVICTED, MemoryStore, SqliteStore, Store, StoreFailed, open_store
 from tests.services.tracker.meshes import deployed
 
 FIRST = Assignment("m", LayerRange(0, 10))
@@ -72,7 +72,7 @@ def test_models_and_assignments_come_back(store: Store) -> None:
 
 
 def test_the_limits_of_a_deployment_come_back(store: Store) -> None:
-    model = replace(deployed(kv_tokens=64), max_context=256, replicas=2)
+    model = replace(deployed(kv_tokens=64), max_context=256, replicas=2, kv_precision=KvPrecision.INT8)
     store.save([SaveModel(model)])
     assert store.load().models == {"m": model}
 
@@ -146,21 +146,23 @@ def test_a_database_of_another_program_is_refused_and_kept(tmp_path: Path) -> No
 
 
 def test_a_newer_version_is_refused(tmp_path: Path) -> None:
-    path = _edited(tmp_path, "PRAGMA user_version = 3")
-    with pytest.raises(StoreFailed, match="state version 3, this meshnet knows 2"):
+    path = _edited(tmp_path, "PRAGMA user_version = 4")
+    with pytest.raises(StoreFailed, match="state version 4, this meshnet knows 3"):
         SqliteStore(path)
 
 
-def test_a_file_of_the_version_before_is_brought_up_to_this_one(tmp_path: Path) -> None:
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_file_of_a_version_before_is_brought_up_to_this_one(tmp_path: Path, version: int) -> None:
     path = tmp_path / "state.db"
     with sqlite3.connect(path) as old:
-        old.executescript(SCHEMA_1)
+        old.executescript(SCHEMA_1 + (f"{EVICTED}; PRAGMA user_version = 2;" if version == 2 else ""))
     old.close()
     for _ in range(2):
         store = SqliteStore(path)
         before = store.load()
         model = before.models["m"]
         assert (model.kv_tokens, model.priority, model.max_context, model.replicas) == (64, 3, None, None)
+        assert model.kv_precision is KvPrecision.BFLOAT16
         assert before.nodes == {"n1": (FIRST,)}
         assert before.draining == {"n1"}
         assert before.undeployed == {"gone"}

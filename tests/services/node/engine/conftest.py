@@ -9,8 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from meshnet.model import Quantization
 from services.node.engine.executor import TorchExecutor
+from tests.oracle import unsharded
 from tests.parity import Reference
 
 
@@ -25,9 +28,15 @@ def _frozen_imports() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def smollm2_reference(smollm2_gguf: Path) -> Reference:
-    """The unsharded SmolLM2-135M in bfloat16. Seconds to load; not to be changed."""
-    return Reference(smollm2_gguf)
+def smollm2_float32(smollm2_gguf: Path) -> Reference:
+    """The unsharded SmolLM2-135M in float32. Many seconds to load; not to be changed."""
+    return Reference(smollm2_gguf, torch.float32)
+
+
+@pytest.fixture(scope="session")
+def smollm2_reference(smollm2_float32: Reference) -> Reference:
+    """The same in bfloat16."""
+    return unsharded(smollm2_float32, Quantization.BFLOAT16)
 
 
 @pytest.fixture(autouse=True)

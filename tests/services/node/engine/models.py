@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from meshnet.model import LayerRange, ModelManifest, Quantization
+from meshnet.model import KvPrecision, LayerRange, ModelManifest, Quantization
 from meshnet.model_files import ModelFiles
 from services.node.core.work import (
     ForwardWork,
@@ -25,6 +25,7 @@ from services.node.core.work import (
     ShardSpec,
 )
 from services.node.engine.executor import TorchExecutor
+from services.node.engine.shard import TorchShard
 from services.node.files.manifest import read_manifest
 
 MODEL = "tiny"
@@ -191,12 +192,20 @@ class Mesh:
 
     manifest: ModelManifest
     shards: list[tuple[TorchExecutor, LayerRange]]
+    device: str = "cpu"
     lengths: dict[str, int] = field(default_factory=dict)
 
     def step(
         self, chunks: Mapping[str, Sequence[int]], positions: Mapping[str, int] | None = None
     ) -> dict[str, memoryview]:
         """Runs some tokens of each session, packed. Returns each one's last hidden state."""
+        row = self.manifest.hidden_size * 2
+        return {session: rows[-row:] for session, rows in self.rows(chunks, positions).items()}
+
+    def rows(
+        self, chunks: Mapping[str, Sequence[int]], positions: Mapping[str, int] | None = None
+    ) -> dict[str, memoryview]:
+        """The same, of all tokens that are run: `[tokens, hidden]` in bfloat16."""
         at = {session: (positions or {}).get(session, self.lengths.get(session, 0)) for session in chunks}
         hidden: list[Any] = []
         for executor, layers in self.shards:
@@ -213,8 +222,14 @@ class Mesh:
             hidden = run(executor, works)
             executor.check_integrity()
         self.lengths |= {session: at[session] + len(ids) for session, ids in chunks.items()}
-        row = self.manifest.hidden_size * 2
-        return {session: rows[-row:] for session, rows in zip(chunks, hidden, strict=True)}
+        return dict(zip(chunks, hidden, strict=True))
+
+    def logits(self, rows: memoryview) -> torch.Tensor:
+        """Of hidden states: `[tokens, vocab]` in the dtype of the shards."""
+        hidden = torch.frombuffer(bytearray(rows), dtype=torch.bfloat16).view(-1, self.manifest.hidden_size)
+        entry = self.shards[0][0].entry(self.manifest.model_id)
+        with torch.inference_mode():
+            return entry.logits(hidden.to(self.device))
 
     def sample(self, hidden: dict[str, memoryview], sampling: Sampling | None = None) -> dict[str, int]:
         works = [SampleWork(self.manifest.model_id, row, sampling or Sampling(), 0.5) for row in hidden.values()]
@@ -254,16 +269,49 @@ def run(executor: TorchExecutor, works: Sequence[Any]) -> list[Any]:
 
 @contextmanager
 def mesh(
-    files: ModelFiles, splits: Sequence[LayerRange] | None = None, quantization: Quantization = Quantization.BFLOAT16
+    files: ModelFiles,
+    splits: Sequence[LayerRange] | None = None,
+    quantization: Quantization = Quantization.BFLOAT16,
+    device: str = "cpu",
+    kv_tokens: int = 1024,
+    half: torch.dtype | None = None,
+    kv_precision: KvPrecision = KvPrecision.BFLOAT16,
 ) -> Iterator[Mesh]:
     """A mesh that holds the whole model. Asserts that nothing is left of its sessions' caches in the end."""
     manifest = read_manifest(files)
+    spans = splits or [manifest.all_layers]
+    loaded = [[load(files, layers, quantization, device, kv_tokens, half, kv_precision)] for layers in spans]
+    with mesh_of(files, loaded, device, half) as shards:
+        yield shards
+
+
+def load(
+    files: ModelFiles,
+    layers: LayerRange,
+    quantization: Quantization,
+    device: str = "cpu",
+    kv_tokens: int = 1024,
+    half: torch.dtype | None = None,
+    kv_precision: KvPrecision = KvPrecision.BFLOAT16,
+) -> TorchShard:
+    spec = ShardSpec(read_manifest(files), layers, quantization, kv_tokens, kv_precision)
+    shard = TorchExecutor({files.model_id: files}, device, half=half).load(spec, lambda done, total: None)
+    assert isinstance(shard, TorchShard)
+    return shard
+
+
+@contextmanager
+def mesh_of(
+    files: ModelFiles, nodes: Sequence[Sequence[TorchShard]], device: str = "cpu", half: torch.dtype | None = None
+) -> Iterator[Mesh]:
+    """The same of shards that are loaded, those of each node adjoining. They can be used again after it."""
     shards = []
-    for layers in splits or [manifest.all_layers]:
-        executor = TorchExecutor({files.model_id: files})
-        executor.attach(executor.load(ShardSpec(manifest, layers, quantization, 1024), lambda done, total: None))
-        shards.append((executor, layers))
-    yield Mesh(manifest, shards)
+    for held in nodes:
+        executor = TorchExecutor({files.model_id: files}, device, half=half)
+        for shard in held:
+            executor.attach(shard)
+        shards.append((executor, LayerRange(held[0].range.start, held[-1].range.end)))
+    yield Mesh(read_manifest(files), shards, device)
     for executor, layers in shards:
         executor.check_integrity()
         executor.detach(files.model_id, layers)

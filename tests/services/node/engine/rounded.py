@@ -25,11 +25,24 @@ def requantized(reference: Reference, quantization: Quantization, layers: LayerR
             weight = module.weight.data
             rounded = _round_trip(weight.T.contiguous() if isinstance(module, Conv1D) else weight, quantization)
             module.weight.data = rounded.T.contiguous() if isinstance(module, Conv1D) else rounded
-        elif are_stacked(module):
-            for stack in (getattr(module, name).data for name in (GATE_UP, DOWN)):
-                for expert in stack.mT if getattr(module, "is_transposed", False) else stack:
-                    expert.copy_(_round_trip(expert.contiguous(), quantization))
+    _round_experts(chosen, quantization)
     return reference
+
+
+def round_what_transformers_leaves(model: torch.nn.Module, quantization: Quantization) -> None:
+    """Rounds in their place the weights that a node quantizes and transformers does not: stacks of experts, and the
+    linear layers of Falcon, which are of a class of their own."""
+    _round_experts(model, quantization)
+    for module in model.modules():
+        if isinstance(module, torch.nn.Linear) and type(module).__module__.startswith("transformers."):
+            module.weight.data = _round_trip(module.weight.data, quantization)
+
+
+def _round_experts(model: torch.nn.Module, quantization: Quantization) -> None:
+    for module in filter(are_stacked, model.modules()):
+        for stack in (getattr(module, name).data for name in (GATE_UP, DOWN)):
+            for expert in stack.mT if getattr(module, "is_transposed", False) else stack:
+                expert.copy_(_round_trip(expert.contiguous(), quantization))
 
 
 def _round_trip(weight: torch.Tensor, quantization: Quantization) -> torch.Tensor:

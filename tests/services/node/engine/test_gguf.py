@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
-import gguf
-import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
@@ -14,9 +11,11 @@ from transformers import AutoModelForCausalLM
 from meshnet.model import LayerRange, Quantization
 from meshnet.model_files import ModelFiles
 from services.node.engine.gguf_weights import GgufSource
-from services.node.files.gguf_header import gguf_config, open_gguf
+from services.node.files.gguf_config import gguf_config
+from services.node.files.gguf_header import open_gguf
 from services.node.files.manifest import read_manifest
 from tests.parity import Reference
+from tests.services.node.engine.gguf_files import write_gguf
 from tests.services.node.engine.models import MODEL, TINY, mesh, prompt_of, save_model, splits_of
 
 PROMPT = [1, 9690, 198, 2683, 359, 253, 5356, 5646, 11173, 3365, 3511, 308, 34519, 28, 7018, 411, 407, 19712, 8182, 2]
@@ -56,83 +55,6 @@ def test_the_manifest_of_a_real_file(files: ModelFiles) -> None:
     assert manifest.weight_bytes(LayerRange(0, 30), Quantization.BFLOAT16) == 269_030_016
 
 
-# Hugging Face module -> GGUF module, inside of a layer.
-_LLAMA_NAMES = {
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "self_attn.q_norm": "attn_q_norm",
-    "self_attn.k_norm": "attn_k_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-    "input_layernorm": "attn_norm",
-    "post_attention_layernorm": "ffn_norm",
-}
-_GPT2_NAMES = {
-    "attn.c_attn": "attn_qkv",
-    "attn.c_proj": "attn_output",
-    "mlp.c_fc": "ffn_up",
-    "mlp.c_proj": "ffn_down",
-    "ln_1": "attn_norm",
-    "ln_2": "ffn_norm",
-}
-_ROOT_NAMES = {
-    "model.embed_tokens": "token_embd",
-    "model.norm": "output_norm",
-    "lm_head": "output",
-    "transformer.wte": "token_embd",
-    "transformer.wpe": "position_embd",
-    "transformer.ln_f": "output_norm",
-}
-
-
-def _gguf_name(name: str) -> str:
-    module, _, kind = name.rpartition(".")
-    if module in _ROOT_NAMES:
-        return f"{_ROOT_NAMES[module]}.{kind}"
-    _, _, layer, inner = module.split(".", 3)
-    return f"blk.{layer}.{(_LLAMA_NAMES | _GPT2_NAMES)[inner]}.{kind}"
-
-
-def _gguf_layout(model_type: str, name: str, tensor: torch.Tensor) -> np.ndarray[Any, Any]:
-    """As the converter of llama.cpp stores it."""
-    if model_type == "gpt2" and ".c_" in name and name.endswith("weight"):
-        tensor = tensor.T
-    heads = {"q_proj": 4, "k_proj": 2}.get(name.split(".")[-2])
-    if model_type == "llama" and heads:
-        tensor = tensor.reshape(heads, 2, -1, tensor.shape[1]).transpose(1, 2).reshape(tensor.shape)
-    return np.ascontiguousarray(tensor.float().numpy())
-
-
-def write_gguf(path: Path, model: Any) -> ModelFiles:
-    config = model.config
-    writer = gguf.GGUFWriter(path, config.model_type)
-    writer.add_context_length(config.max_position_embeddings)
-    writer.add_block_count(config.num_hidden_layers)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_head_count(config.num_attention_heads)
-    if config.model_type == "gpt2":
-        writer.add_feed_forward_length(4 * config.hidden_size)
-        writer.add_layer_norm_eps(config.layer_norm_epsilon)
-    else:
-        writer.add_feed_forward_length(config.intermediate_size)
-        writer.add_head_count_kv(config.num_key_value_heads)
-        writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-        writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
-        if getattr(config, "head_dim", None):
-            writer.add_key_length(config.head_dim)
-    for name, tensor in model.state_dict().items():
-        if not (config.tie_word_embeddings and name == "lm_head.weight"):
-            writer.add_tensor(_gguf_name(name), _gguf_layout(config.model_type, name, tensor))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return ModelFiles(MODEL, path)
-
-
 @pytest.mark.parametrize("kind", ["llama", "llama-tied-head-dim", "qwen2", "qwen3", "gpt2"])
 def test_a_gguf_file_runs_as_the_directory_that_it_was_made_of(tmp_path: Path, kind: str) -> None:
     directory = save_model(tmp_path / "directory", TINY[kind])
@@ -143,7 +65,3 @@ def test_a_gguf_file_runs_as_the_directory_that_it_was_made_of(tmp_path: Path, k
         one_row, other_row = one.step(chunk), other.step(chunk)
         assert bytes(one_row["a"]) == bytes(other_row["a"])
         assert one.sample(one_row) == other.sample(other_row)
-    of_directory, of_file = read_manifest(directory), read_manifest(file)
-    assert of_file.layers == of_directory.layers
-    assert of_file.entry == of_directory.entry
-    assert of_file.kv_bytes_per_token == of_directory.kv_bytes_per_token

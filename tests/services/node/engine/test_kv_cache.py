@@ -10,11 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshnet.errors import KvFull, NoRoom
-from meshnet.model import BLOCK_TOKENS, LayerRange, Quantization
+from meshnet.model import BLOCK_TOKENS, KvPrecision, LayerRange, Quantization
 from services.node.core.work import ShardSpec
 from services.node.engine.executor import TorchExecutor
 from services.node.engine.kv_cache import KvCache
 from services.node.engine.kv_pool import LayerPool
+from services.node.engine.kv_rows import KvFormat
 from services.node.files.manifest import read_manifest
 from tests.services.node.engine.models import MODEL, TINY, save_model
 
@@ -23,21 +24,28 @@ KV_HEADS, HEAD_DIM = 2, 4
 TOKEN_BYTES = 2 * KV_HEADS * HEAD_DIM * 4
 
 
-def make_pools(num_blocks: int) -> dict[int, LayerPool]:
-    kind = (2 * KV_HEADS * HEAD_DIM, torch.float32, torch.device("cpu"))
-    return {layer: LayerPool(num_blocks, *kind) for layer in LAYERS.layers}
+FORMATS = {
+    "float32": KvFormat(torch.float32, 2 * KV_HEADS * HEAD_DIM),
+    "int8": KvFormat(torch.int8, 2 * KV_HEADS * HEAD_DIM, 2 * KV_HEADS),
+}
 
 
-def tokens(count: int, first: int) -> torch.Tensor:
-    """K or V of `count` tokens whose values tell them apart."""
-    values = torch.arange(first, first + count, dtype=torch.float32)
-    return values[None, :, None].expand(KV_HEADS, count, HEAD_DIM)
+def make_pools(num_blocks: int, kind: str = "float32") -> dict[int, LayerPool]:
+    return {layer: LayerPool(num_blocks, FORMATS[kind], torch.device("cpu")) for layer in LAYERS.layers}
 
 
+def tokens(stamps: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """K and V of tokens whose values tell them apart, also when they are rounded."""
+    digits = torch.stack([stamps % 127, stamps // 127, *[torch.full_like(stamps, 127)] * (HEAD_DIM - 2)], dim=-1)
+    values = digits.float() * torch.tensor([[[1.0]], [[-3.0]]])
+    return values, -values
+
+
+@pytest.mark.parametrize("kind", list(FORMATS))
 @given(steps=st.lists(st.tuples(st.integers(0, 2), st.integers(0, 400), st.integers(1, 300)), max_size=12))
-def test_each_cache_holds_what_was_written_last_at_each_position(steps: list[tuple[int, int, int]]) -> None:
+def test_each_cache_holds_what_was_written_last_at_each_position(kind: str, steps: list[tuple[int, int, int]]) -> None:
     """Three sessions grow, are cut back and are freed when there is no room, in one memory that is small for them."""
-    pools = make_pools(6)
+    pools = make_pools(6, kind)
     caches = [KvCache(LAYERS, pools) for _ in range(3)]
     wanted, stamp = [torch.empty(0)] * 3, 0
     for index, cut, count in steps:
@@ -51,18 +59,20 @@ def test_each_cache_holds_what_was_written_last_at_each_position(steps: list[tup
             wanted[index] = torch.empty(0)
             continue
         for layer in LAYERS.layers:
-            cache.write(layer, position, tokens(count, stamp), -tokens(count, stamp))
+            cache.write(layer, position, cache.stored(layer, *tokens(torch.arange(stamp, stamp + count))))
         cache.length = position + count
         wanted[index] = torch.cat([wanted[index], torch.arange(stamp, stamp + count)])
         stamp += count
     for cache, values in zip(caches, wanted, strict=True):
         cache.check_integrity()
         if cache.length:
-            last = torch.tensor([stamp]).expand(KV_HEADS, 1, HEAD_DIM)
             cache.reserve(cache.length)
-            cached = cache.write(LAYERS.start, cache.length - 1, last, -last)
-            assert torch.equal(cached[0][0, :-1, 0], values[:-1])
-            assert torch.equal(cached[1][1, :-1, -1], -values[:-1])
+            last = cache.stored(LAYERS.start, *tokens(torch.tensor([stamp])))
+            cached = cache.write(LAYERS.start, cache.length - 1, last)
+            # Bit for bit what all tokens together are stored as, wherever and however often they were written.
+            whole = FORMATS[kind].stored(*tokens(torch.cat([values[:-1], torch.tensor([stamp])])))
+            for held, wished in zip(cached.tensors, whole.tensors, strict=True):
+                assert torch.equal(held, wished)
     for pool in pools.values():
         pool.regions.check_integrity()
         assert sum(cache.blocks_in(pool) for cache in caches) + pool.regions.num_free == 6
@@ -87,13 +97,18 @@ def test_integrity_notices_a_length_without_room() -> None:
         cache.check_integrity()
 
 
+@pytest.mark.parametrize("kv_precision", list(KvPrecision))
 @pytest.mark.parametrize("quantization", [Quantization.BFLOAT16, Quantization.FLOAT32])
-def test_a_shard_comes_with_the_memory_that_was_promised(tmp_path: Path, quantization: Quantization) -> None:
+def test_a_shard_comes_with_the_memory_that_was_promised(
+    tmp_path: Path, quantization: Quantization, kv_precision: KvPrecision
+) -> None:
     files = save_model(tmp_path, TINY["qwen3"])
     manifest = read_manifest(files)
-    spec = ShardSpec(manifest, LayerRange(1, 3), quantization, 1024)
+    spec = ShardSpec(manifest, LayerRange(1, 3), quantization, 1024, kv_precision)
     shard = TorchExecutor({MODEL: files}).load(spec, lambda done, total: None)
-    assert shard.kv_bytes == 2 * manifest.kv_bytes(1024, quantization)
+    # Two layers; K and V of two heads of 32 values, each head with a scale of two bytes.
+    sizes = {KvPrecision.BFLOAT16: 128 * (4 if quantization is Quantization.FLOAT32 else 2), KvPrecision.INT8: 128 + 8}
+    assert shard.kv_bytes == spec.kv_bytes == 2 * 1024 * sizes[kv_precision]
 
 
 def test_a_promise_that_the_machine_cannot_keep_fails_the_load_before_anything_is_read(tmp_path: Path) -> None:

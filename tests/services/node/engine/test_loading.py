@@ -19,6 +19,7 @@ from meshnet.errors import LoadFailed
 from meshnet.model import LayerRange, ModelManifest, Quantization
 from meshnet.model_files import ModelFiles
 from services.node.core.work import LoadedShard, ShardSpec
+from services.node.engine import weights
 from services.node.engine.config import make_config
 from services.node.engine.executor import TorchExecutor
 from services.node.engine.loading import load_shard
@@ -26,7 +27,7 @@ from services.node.engine.structure import find_structure
 from services.node.engine.weights import SafetensorsSource
 from services.node.files.manifest import read_manifest
 from services.node.files.model_config import read_config
-from services.node.files.safetensors_header import read_directory
+from services.node.files.safetensors_header import SINGLE_FILE, read_directory
 from tests.services.node.engine.models import MODEL, TINY, mesh, prompt_of, save_model
 
 ALL = LayerRange(0, 4)
@@ -196,3 +197,13 @@ def test_parts_beside_the_known_ones_are_found() -> None:
     config = AutoConfig.for_model("bloom", hidden_size=64, n_layer=2, n_head=2, vocab_size=99)
     with pytest.raises(LoadFailed, match="BloomForCausalLM"):
         find_structure(config)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_large_tensors_are_read_in_pieces(tmp_path: Path, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(weights, "_PIECE_VALUES", 1000)
+    stored = {"a": torch.randn(77, 130).bfloat16(), "b": torch.randn(3, 50, 40), "c": torch.randn(5000)}
+    save_file(stored, tmp_path / SINGLE_FILE)
+    source = SafetensorsSource(tmp_path, read_directory(tmp_path), "model")
+    for name, tensor in stored.items():
+        assert source.read(name, dtype).equal(tensor.to(dtype)), name

@@ -12,7 +12,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from meshnet.model import BLOCK_TOKENS, LayerRange, Quantization
+from meshnet.model import BLOCK_TOKENS, KvPrecision, LayerRange, Quantization
 from meshnet.model_files import ModelFiles
 from services.node.core.work import ShardSpec
 from services.node.engine import attention
@@ -84,12 +84,14 @@ class Float32Shard:
 
 
 @torch.inference_mode()
-def float32_shards(files: ModelFiles, ends: tuple[int, ...] = ()) -> list[Float32Shard]:
+def float32_shards(
+    files: ModelFiles, ends: tuple[int, ...] = (), kv: KvPrecision = KvPrecision.BFLOAT16
+) -> list[Float32Shard]:
     manifest, shards = read_manifest(files), []
     for layers in splits_of(4, *ends):
         structure = find_structure(make_config(read_config(files)))
         spec = ShardSpec(manifest, layers, Quantization.FLOAT32, KV_TOKENS)
-        pools = allocate_pools(manifest, layers, Quantization.FLOAT32, KV_TOKENS, torch.device("cpu"))
+        pools = allocate_pools(manifest, layers, Quantization.FLOAT32, KV_TOKENS, torch.device("cpu"), kv)
         source = SafetensorsSource(files.path, read_directory(files.path), structure.base)
         shard = load_shard(spec, structure, source, torch.device("cpu"), lambda count: None)
         model = HeldModel(shard)

@@ -61,7 +61,7 @@ def test_the_workspace_is_about_as_predicted_and_grows_with_the_session(
     assert short > 512 * manifest.hidden_size * 2
     assert long > short
     predicted = predict_workspace_bytes(manifest, quantization, 512, entry=False)
-    assert predicted / 3 < long < predicted * 3
+    assert long < predicted
 
 
 def test_an_entry_shard_pays_for_the_logits_of_all_its_sessions(tmp_path: Path) -> None:

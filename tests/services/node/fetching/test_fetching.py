@@ -101,7 +101,8 @@ def outputs(files: ModelFiles, layers: LayerRange, folder: Path | None) -> bytes
     """Of a few tokens in the middle of the model: from its own files, or from what was fetched."""
     manifest = read_manifest(files)
     executor = TorchExecutor({} if folder else {files.model_id: files})
-    executor.attach(executor.load(ShardSpec(manifest, layers, Quantization.BFLOAT16, 128, folder), ignore))
+    spec = ShardSpec(manifest, layers, Quantization.BFLOAT16, 128, fetched=folder)
+    executor.attach(executor.load(spec, ignore))
     hidden = torch.randn(3, manifest.hidden_size, generator=torch.Generator().manual_seed(1)).bfloat16()
     segment = Segment(SessionKey("s", manifest.model_id, layers), 0, 3, 3)
     work = ForwardWork(manifest.model_id, layers, (segment,), to_buffer(hidden))

@@ -1,0 +1,1 @@
+"""What KV caches of 8-bit integers change: of the output, of memory, of the time of a step."""

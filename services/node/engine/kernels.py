@@ -1,0 +1,78 @@
+"""Bounds on what torch's kernels keep and take of memory on a CPU, beside tensors."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import nn
+from torch.nn.functional import linear, pad
+
+from services.node.core.workspace import HEAD_PIECE_VALUES
+
+# oneDNN compiles a kernel for each shape, which takes about 0.8 MB, and keeps 1024 of them unless told.
+NUM_KERNELS = 128
+_KERNEL_CACHES = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")
+# More rows are filled up to a multiple, so that few shapes occur; matrix units take so many at once anyway.
+_ROWS = 16
+# glibc's mallopt: allocations of this size and more are memory of their own, given back when freed; what is free at the
+# end of the rest is given back from so many bytes on. While weights are loaded almost all are, or else those that stay
+# would leave holes between them that fill up later. Steps would be slower so.
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+_STEP_MAPPED_BYTES, _LOAD_MAPPED_BYTES, _TRIMMED_BYTES = 4 << 20, 128 << 10, 16 << 20
+
+
+def bound_memory() -> None:
+    """For the whole process, before torch has run anything. What the environment says already is left as it is."""
+    for name in _KERNEL_CACHES:
+        os.environ.setdefault(name, str(NUM_KERNELS))
+    _set_malloc(_M_TRIM_THRESHOLD, _TRIMMED_BYTES)
+    _set_malloc(_M_MMAP_THRESHOLD, _STEP_MAPPED_BYTES)
+
+
+@contextmanager
+def loading() -> Iterator[None]:
+    """What is allocated meanwhile leaves no holes when it is freed."""
+    _set_malloc(_M_MMAP_THRESHOLD, _LOAD_MAPPED_BYTES)
+    try:
+        yield
+    finally:
+        _set_malloc(_M_MMAP_THRESHOLD, _STEP_MAPPED_BYTES)
+
+
+def _set_malloc(option: int, value: int) -> None:
+    """Where the C library is one that can."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(option, value)
+
+
+def padded(rows: torch.Tensor) -> torch.Tensor:
+    """`[n, width]`, or with a leading 1, with rows of zeros up to one of the counts that kernels are kept for."""
+    more = -rows.shape[-2] % _ROWS if rows.shape[-2] > _ROWS else 0
+    return pad(rows, (0, 0, 0, more)) if more else rows
+
+
+class TiedHead(nn.Module):
+    """An LM head without bias that shares the embedding's `weight` `[vocab, hidden]`.
+
+    It is multiplied in pieces, because torch makes a copy of what it multiplies in bfloat16.
+    """
+
+    def __init__(self, weight: torch.Tensor) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(weight, requires_grad=False)
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        if self.weight.device.type != "cpu" or self.weight.dtype is torch.float32:
+            return linear(hidden, self.weight)
+        pieces = torch.split(self.weight, max(1, HEAD_PIECE_VALUES // self.weight.shape[1]))
+        logits = hidden.new_empty(*hidden.shape[:-1], len(self.weight))
+        end = 0
+        for piece in pieces:
+            begin, end = end, end + len(piece)
+            logits[..., begin:end] = linear(hidden, piece)
+        return logits
