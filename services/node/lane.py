@@ -144,6 +144,10 @@ class Lanes:
         self._forwarding = forwarding
         self._lanes: dict[tuple[str, Route], Lane] = {}
 
+    def are_busy(self, model_id: str) -> bool:
+        """Whether sessions of the model decode here."""
+        return any(model == model_id for model, _ in self._lanes)
+
     def join(self, model_id: str, route: Route) -> Lane:
         """The lane of a route, with one more session in it."""
         lane = self._lanes.get((model_id, route))

@@ -6,30 +6,65 @@ from collections.abc import Hashable, Sequence
 
 from services.node.core.work import ForwardWork, FreeWork, PromptWork, SampleWork, SessionKey, Work
 
-# Enough for four prefill chunks: one step stays short, so that decodes that arrive meanwhile wait little.
+# Enough for four prefill chunks. What is decoded meanwhile waits for all of them, so it is for steps without any.
 TOKEN_BUDGET = 512
+# Tokens of prompts in a step in which sessions decode too, unless the first chunk alone has more: they wait little.
+MIXED_TOKENS = 32
 
 
-def choose_batch(queue: Sequence[Work], token_budget: int = TOKEN_BUDGET) -> list[int]:
+def choose_batch(
+    queue: Sequence[Work], token_budget: int = TOKEN_BUDGET, mixed_tokens: int = MIXED_TOKENS
+) -> list[int]:
     """Indices into `queue` (in order of arrival) of the works that form the next step; empty only if the queue is.
 
-    The first work is always among them. Others join if they are of its kind, model and layers, while the tokens stay
-    within the budget. The works of one session never overtake each other, and never share a step. Nothing overtakes
-    what frees memory: the room may have been promised to it.
+    Tokens are drawn first: that is short, and somebody waits for each. Otherwise the first work is among them, or one
+    that decodes in its stead. Others join if they are of its kind, model and layers: those that decode, then chunks of
+    prompts within the budget, one at least, so that neither can stop the other. The works of one session never
+    overtake each other, and never share a step. Nothing overtakes what frees memory: the room may have been promised.
     """
+    reach = _within_reach(queue)
+    if not reach:
+        return []
+    eligible = [index for index in reach if _kind(queue[index]) == _kind(queue[reach[0]])]
+    samples = [index for index in reach if isinstance(queue[index], SampleWork)]
+    if samples and not isinstance(queue[reach[0]], FreeWork):
+        eligible = [index for index in samples if _kind(queue[index]) == _kind(queue[samples[0]])]
     chosen: list[int] = []
-    passed: set[SessionKey] = set()
     tokens = 0
+    for index in (index for index in eligible if not _is_chunk(queue[index])):
+        if not chosen or tokens + queue[index].num_tokens <= token_budget:
+            chosen.append(index)
+            tokens += queue[index].num_tokens
+    budget = min(token_budget, tokens + mixed_tokens) if chosen else token_budget
+    chunks = [index for index in eligible if _is_chunk(queue[index])]
+    for index in chunks:
+        if index == chunks[0] or tokens + queue[index].num_tokens <= budget:
+            chosen.append(index)
+            tokens += queue[index].num_tokens
+    return sorted(chosen)
+
+
+def _within_reach(queue: Sequence[Work]) -> list[int]:
+    """Works that may run next: those before them are of other sessions, and free nothing."""
+    reach: list[int] = []
+    passed: set[SessionKey] = set()
     for index, work in enumerate(queue):
         keys = _session_keys(work)
-        fits = not chosen or (_kind(work) == _kind(queue[0]) and tokens + work.num_tokens <= token_budget)
-        if fits and passed.isdisjoint(keys):
-            chosen.append(index)
-            tokens += work.num_tokens
-        elif isinstance(work, FreeWork):
+        if isinstance(work, FreeWork) and not (passed.isdisjoint(keys) and _only_frees(queue, reach)):
             break
+        if passed.isdisjoint(keys):
+            reach.append(index)
         passed.update(keys)
-    return chosen
+    return reach
+
+
+def _only_frees(queue: Sequence[Work], indices: Sequence[int]) -> bool:
+    return all(isinstance(queue[index], FreeWork) for index in indices)
+
+
+def _is_chunk(work: Work) -> bool:
+    """Whether it brings several tokens of a session: a part of a prompt."""
+    return isinstance(work, ForwardWork | PromptWork) and any(segment.num_tokens > 1 for segment in work.segments)
 
 
 def _kind(work: Work) -> Hashable:

@@ -32,7 +32,7 @@ from services.node.engine.kernels import bound_memory, loading
 from services.node.engine.kv_pool import allocate_pools
 from services.node.engine.loading import load_shard
 from services.node.engine.precision import BOUNDARY_DTYPE, half_dtype
-from services.node.engine.sampling import choose
+from services.node.engine.sampling import choose, choose_greedy
 from services.node.engine.shard import Entry, TorchShard
 from services.node.engine.stored import open_fetched, open_files
 from services.node.engine.structure import find_structure
@@ -250,8 +250,11 @@ class TorchExecutor:
             except MeshnetError as error:
                 refused[index] = error
         logits = model.entry().logits(hidden.to(self._device))
+        # Of all rows, though some may not want it: one call costs less than one a row.
+        greedy = choose_greedy(logits)
         return [
-            refused[index] if index in refused else _choose(logits[index], works[index]) for index in range(len(works))
+            refused.get(index) or (_choose(logits[index], work) if work.sampling.temperature else greedy[index])
+            for index, work in enumerate(works)
         ]
 
 

@@ -14,6 +14,7 @@ from meshnet.model import ModelManifest, Quantization
 from services.node.core.work import ShardSpec
 from services.node.engine.exceptions import adapt, compute_buffers
 from services.node.engine.experts import DOWN, GATE_UP, LinearExperts, are_stacked
+from services.node.engine.fused import FusedPart, fused, groups_in
 from services.node.engine.kernels import TiedHead
 from services.node.engine.linear import held_bytes, make_linear
 from services.node.engine.precision import compute_dtype
@@ -119,7 +120,11 @@ class _Loader:
             return self._linear(name, module, quantization)
         if are_stacked(module):
             return self._experts(name, module, quantization)
+        if quantization is Quantization.BFLOAT16:
+            self._fuse(name, module)
         for child_name, child in list(module.named_children()):
+            if isinstance(child, FusedPart):
+                continue
             setattr(module, child_name, self._fill(f"{name}.{child_name}", child, quantization))
         for own, parameter in list(module.named_parameters(recurse=False)):
             tensor = self._read(f"{name}.{own}", parameter.shape).to(self.device)
@@ -151,18 +156,38 @@ class _Loader:
         return linear
 
     def _linear(self, name: str, module: nn.Module, quantization: Quantization) -> nn.Module:
-        shape = module.weight.shape
-        assert isinstance(shape, torch.Size)
-        weight = self._read(f"{name}.weight", shape)
-        bias = module.bias
-        if isinstance(bias, torch.Tensor):
-            bias = self._read(f"{name}.bias", bias.shape)
-        assert bias is None or isinstance(bias, torch.Tensor)
+        weight, bias = self._weight_and_bias(name, module)
         # Conv1D holds [in, out].
         weight = weight.T if isinstance(module, Conv1D) else weight
         linear = make_linear(weight, bias, quantization, self.device, self.half)
         self.on_bytes(held_bytes(linear))
         return linear
+
+    def _fuse(self, name: str, module: nn.Module) -> None:
+        """Puts one linear layer in the place of several that have the same input."""
+        for names in groups_in(module):
+            children = [module.get_submodule(child) for child in names]
+            loaded = [self._weight_and_bias(f"{name}.{own}", child) for own, child in zip(names, children, strict=True)]
+            biases = [bias for _, bias in loaded if bias is not None]
+            weight = torch.cat([weight for weight, _ in loaded])
+            sizes, in_features = [len(weight) for weight, _ in loaded], weight.shape[1]
+            del loaded
+            linear = make_linear(
+                weight, torch.cat(biases) if biases else None, Quantization.BFLOAT16, self.device, self.half
+            )
+            self.on_bytes(held_bytes(linear))
+            for own, part in zip(names, fused(linear, in_features, sizes), strict=True):
+                setattr(module, own, part)
+
+    def _weight_and_bias(self, name: str, module: nn.Module) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Those of a linear layer, as the module has them."""
+        shape, bias = module.weight.shape, module.bias
+        assert isinstance(shape, torch.Size)
+        weight = self._read(f"{name}.weight", shape)
+        if bias is None:
+            return weight, None
+        assert isinstance(bias, torch.Tensor)
+        return weight, self._read(f"{name}.bias", bias.shape)
 
     def _read(self, name: str, shape: torch.Size, expert: int | None = None) -> torch.Tensor:
         if expert is None:

@@ -4,8 +4,21 @@ from __future__ import annotations
 
 import torch
 
-from meshnet.errors import InvalidRequest
+from meshnet.errors import InvalidRequest, MeshnetError
 from services.node.core.work import Sampling
+
+NOT_FINITE = "the hidden states lead to logits that are not finite"
+
+
+def choose_greedy(logits: torch.Tensor) -> list[int | MeshnetError]:
+    """As `choose` does greedily, for all rows of `[rows, vocab]` at once."""
+    # The first of equals, as torch promises.
+    tokens = logits.argmax(dim=-1)
+    finite = torch.isfinite(logits.gather(-1, tokens[:, None])[:, 0])
+    return [
+        token if is_finite else InvalidRequest(NOT_FINITE)
+        for token, is_finite in zip(tokens.tolist(), finite.tolist(), strict=True)
+    ]
 
 
 def choose(logits: torch.Tensor, sampling: Sampling, uniform: float) -> int:
@@ -18,7 +31,7 @@ def choose(logits: torch.Tensor, sampling: Sampling, uniform: float) -> int:
     """
     largest = logits.max()
     if not torch.isfinite(largest):
-        raise InvalidRequest("the hidden states lead to logits that are not finite")
+        raise InvalidRequest(NOT_FINITE)
     if sampling.temperature == 0.0:
         return int(torch.nonzero(logits == largest)[0])
     # From the largest on, so that no temperature takes it beyond what a float holds.

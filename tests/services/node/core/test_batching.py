@@ -32,7 +32,7 @@ def test_works_of_one_session_never_share_a_step_nor_overtake() -> None:
     assert choose_batch([forward("a"), forward("a"), forward("b")]) == [0, 2]
     # The free of a session must not run before its queued frame, nor a frame before a free.
     free = FreeWork((SessionKey("a", "m", LAYERS),))
-    assert choose_batch([SAMPLE, forward("a"), free]) == [0]
+    assert choose_batch([forward("a"), free]) == [0]
     assert choose_batch([free, forward("a")]) == [0]
 
 
@@ -40,17 +40,29 @@ def test_nothing_overtakes_what_frees_memory() -> None:
     """The room that "c" was promised may be that of "b"."""
     free = FreeWork((SessionKey("b", "m", LAYERS),))
     assert choose_batch([forward("a"), free, forward("c")]) == [0]
-    assert choose_batch([forward("a"), SAMPLE, forward("c")]) == [0, 2]
+    assert choose_batch([free, SAMPLE, forward("c")]) == [0]
+
+
+def test_tokens_are_drawn_before_anything_else_is_run() -> None:
+    assert choose_batch([forward("a"), SAMPLE, forward("c", 100), SAMPLE]) == [1, 3]
 
 
 def test_other_kinds_and_layers_wait_for_a_step_of_their_own() -> None:
     other = forward("b", layers=LayerRange(1, 4))
-    assert choose_batch([forward("a"), other, prompt("c"), SAMPLE, forward("d")]) == [0, 4]
+    assert choose_batch([forward("a"), other, prompt("c"), forward("d")]) == [0, 3]
 
 
 def test_the_token_budget_bounds_a_step_but_never_stops_the_first_work() -> None:
-    assert choose_batch([forward("a", 900), forward("b")], token_budget=512) == [0]
+    assert choose_batch([forward("a", 900), forward("b", 2)], token_budget=512) == [0]
     assert choose_batch([forward("a", 400), forward("b", 200), forward("c", 100)], token_budget=512) == [0, 2]
+
+
+def test_sessions_decode_beside_one_chunk_and_wait_for_no_more() -> None:
+    chunks = [forward(session, 128) for session in "abcd"]
+    assert choose_batch(chunks) == [0, 1, 2, 3]
+    assert choose_batch([*chunks, forward("e"), forward("f")]) == [0, 4, 5]
+    small = [forward(session, 16) for session in "abcd"]
+    assert choose_batch([*small, forward("e")], mixed_tokens=32) == [0, 1, 4]
 
 
 WORKS = st.lists(
@@ -81,7 +93,7 @@ def test_every_work_runs_once_and_each_sessions_works_in_order(queue: list[Work]
     while pending:
         chosen = choose_batch([work for _, work in pending])
         assert chosen
-        assert chosen[0] == 0
+        assert 0 in chosen or isinstance(pending[chosen[0]][1], SampleWork)
         ran += [pending[index][0] for index in chosen]
         pending = [item for index, item in enumerate(pending) if index not in set(chosen)]
     assert sorted(ran) == list(range(len(queue)))
