@@ -22,9 +22,9 @@ pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
 
 GPT2_VOCAB = 50257
 NUM_EMITTED = 6
-# Natural logarithms, of the mean over 199 tokens: twice what transformers is off exact there, see docs/precision.md.
+# Natural logarithms, of the mean over 199 tokens: twice what was measured there, see docs/precision.md.
 LOSS_TOLERANCE = {
-    Quantization.FLOAT32: 0.001,
+    Quantization.FLOAT32: 0.003,
     Quantization.BFLOAT16: 0.005,
     Quantization.INT8: 0.09,
     Quantization.NF4: 0.005,
@@ -85,9 +85,9 @@ def test_gpt2_computes_what_transformers_does(gpt2_case: Case, ways: int) -> Non
 def test_smollm2_computes_what_transformers_does(smollm2_case: Case, ways: int) -> None:
     """And finds a text as likely as transformers does."""
     logits, targets = check(smollm2_case, ways), smollm2_case.tokens[1:]
-    seen = log_probabilities(logits[:-1], targets)
-    wanted = log_probabilities(smollm2_case.served_logits[:-1], targets)
-    assert float((seen.mean() - wanted.mean()).abs()) < LOSS_TOLERANCE[smollm2_case.quantization]
+    seen = float(log_probabilities(logits[:-1], targets).mean())
+    wanted = float(log_probabilities(smollm2_case.served_logits[:-1], targets).mean())
+    assert abs(seen - wanted) < LOSS_TOLERANCE[smollm2_case.quantization]
 
 
 def test_the_weights_of_gpt2_are_not_degenerate(gpt2: ModelFiles) -> None:
