@@ -87,7 +87,10 @@ def test_rates_have_three_digits(rate: float, text: str) -> None:
 
 
 def test_who_fetches_weights_is_shown_where_somebody_does() -> None:
-    plain, fetching = replace(node("a", (0, 6)), available_models=frozenset({"m"})), replace(node("b"), fetches=True)
+    plain, fetching = (
+        replace(node("a", (0, 6)), available_models=frozenset({"m"})),
+        replace(node("b"), fetches=True, available_models=frozenset()),
+    )
     assert "files of" not in " ".join(lines(nodes_table(topology(plain))))
     assert "files of" not in " ".join(lines(nodes_table(topology(replace(plain, fetches=True)))))
     shown = " ".join(" ".join(lines(nodes_table(topology(plain, fetching)))).split())
