@@ -28,7 +28,7 @@ help:
 
 demo: $(DEMO_STAMP)
 	@$(BIN)/meshnet up --model smollm2-135m=$(MODEL) --nodes 3 \
-	    --vram 215MB,160MB,160MB --kv-tokens 8192 --ask "What is the capital of France? Answer in one sentence."
+	    --vram 230MB,175MB,175MB --kv-tokens 8192 --ask "What is the capital of France? Answer in one sentence."
 
 test: check
 

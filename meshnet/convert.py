@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from meshnet.directive import Directive, DirectiveKind, DirectiveState, FailureKind
 from meshnet.errors import InvalidRequest
-from meshnet.model import KvPrecision, LayerRange, ModelManifest, Quantization, WeightBytes, check_model_id
+from meshnet.model import KvPrecision, LayerRange, ModelManifest, Quantization, WeightBytes, Workspace, check_model_id
 from meshnet.topology import (
     Coverage,
     DeployedModel,
@@ -113,6 +113,10 @@ def manifest_to_proto(manifest: ModelManifest) -> common_pb2.ModelManifest:
         entry=weights_to_proto(manifest.entry),
         kv_bytes_per_token=manifest.kv_bytes_per_token,
         kv_scales_per_token=manifest.kv_scales_per_token,
+        workspaces=[
+            common_pb2.Workspace(kv_tokens=w.kv_tokens, at_precision=weights_to_proto(w.at_precision))
+            for w in manifest.workspaces
+        ],
     )
 
 
@@ -130,6 +134,7 @@ def manifest_from_proto(message: common_pb2.ModelManifest) -> ModelManifest:
         entry=weights_from_proto(message.entry),
         kv_bytes_per_token=message.kv_bytes_per_token,
         kv_scales_per_token=message.kv_scales_per_token,
+        workspaces=tuple(Workspace(w.kv_tokens, weights_from_proto(w.at_precision)) for w in message.workspaces),
     )
 
 

@@ -120,13 +120,23 @@ class LayerStep:
 
 
 @dataclass(frozen=True, slots=True)
+class Workspace:
+    """Bytes that a node's largest step is predicted to take where there is KV room for so many tokens, by how the node
+    stores weights. It is of any part of the model, the entry's too."""
+
+    kv_tokens: int
+    at_precision: WeightBytes
+
+
+@dataclass(frozen=True, slots=True)
 class ModelManifest:
     """A model as the headers of its weight files describe it.
 
     `layers` has one entry a layer, in order. `entry` is what a shard that starts at layer 0 pays on top:
     embedding, final norm and LM head. `kv_bytes_per_token` is for one token in one layer, in bfloat16;
     `kv_scales_per_token` are the scales that it has at INT8: one for each KV head, of keys and of values. `steps` has
-    one entry a layer too, and is known only where the weight files are: it does not travel.
+    one entry a layer too, and is known only where the weight files are: it does not travel. `workspaces` is what they
+    come to, for a few numbers of tokens in rising order.
     """
 
     model_id: str
@@ -140,6 +150,7 @@ class ModelManifest:
     kv_bytes_per_token: int
     kv_scales_per_token: int = 0
     steps: tuple[LayerStep, ...] = field(default=(), compare=False)
+    workspaces: tuple[Workspace, ...] = field(default=(), compare=False)
 
     @property
     def num_layers(self) -> int:
@@ -153,6 +164,13 @@ class ModelManifest:
         """Weight bytes of a shard, with the entry weights if it starts at layer 0."""
         size = sum(self.layers[layer].at(quantization) for layer in layers.layers)
         return size + (self.entry.at(quantization) if layers.start == 0 else 0)
+
+    def workspace_bytes(self, quantization: Quantization, kv_tokens: int) -> int:
+        """What steps are predicted to take of memory at most; 0: nobody has predicted it."""
+        longest = min(kv_tokens, self.context_length)
+        fitting = (workspace for workspace in self.workspaces if workspace.kv_tokens >= longest)
+        workspace = next(fitting, self.workspaces[-1] if self.workspaces else None)
+        return workspace.at_precision.at(quantization) if workspace else 0
 
     def kv_bytes(
         self, num_tokens: int, quantization: Quantization, precision: KvPrecision = KvPrecision.BFLOAT16

@@ -15,16 +15,14 @@ UNKNOWN = "-"
 
 def nodes_table(topology: Topology) -> Table:
     """Who is here: one row a node. Sites are shown if there are several, the way to the tracker if it was measured, and
-    which models' files are where if some node fetches weights.
+    below them which nodes have the files of a model that others fetch.
 
     A node whose heartbeats are overdue is marked as suspect, one that is drained as draining.
     """
     nodes = _by_id(topology)
     several_sites = len({node.site for node in nodes}) > 1
     measured_links = any(_tracker_link(node) for node in nodes)
-    some_fetch = any(node.fetches for node in nodes)
     columns = ["node", "address", *["site"] * several_sites, "runs on", "sessions", "queue"]
-    columns += ["files of"] * some_fetch
     table = _table("Nodes", [*columns, *["to tracker"] * measured_links])
     for node in nodes:
         table.add_row(
@@ -34,12 +32,13 @@ def nodes_table(topology: Topology) -> Table:
             f"{node.device}, {'+'.join(node.quantizations)}",
             str(node.num_sessions),
             str(node.queue_length),
-            *[_files(node)] * some_fetch,
             *[_way(_tracker_link(node))] * measured_links,
             style="yellow" if node.draining or not node.alive else None,
         )
-    if any(node.tracker_node for node in nodes):
-        table.caption = Text("* the tracker-node's own node", "dim", justify="left")
+    notes = ["* the tracker-node's own node"] if any(node.tracker_node for node in nodes) else []
+    notes += _files(nodes)
+    if notes:
+        table.caption = Text("\n".join(notes), "dim", justify="left")
     return table
 
 
@@ -98,8 +97,15 @@ def _tracker_link(node: Node) -> Link | None:
     return next((link for link in node.links if not link.node_id), None)
 
 
-def _files(node: Node) -> str:
-    return ", ".join([*sorted(node.available_models), *["fetches weights"] * node.fetches]) or UNKNOWN
+def _files(nodes: Iterable[Node]) -> list[str]:
+    """Where the files of models are of which some node has none, and may fetch what it serves."""
+    nodes = list(nodes)
+    lines = []
+    for model_id in sorted({model_id for node in nodes for model_id in node.available_models}):
+        holders = [node.node_id for node in nodes if model_id in node.available_models]
+        if any(node.fetches and node.node_id not in holders for node in nodes):
+            lines.append(f"files of {model_id}: {', '.join(holders)}; others fetch what they serve")
+    return lines
 
 
 def _way(link: Link | None) -> str:

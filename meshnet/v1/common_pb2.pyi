@@ -58,8 +58,16 @@ class WeightBytes(_message.Message):
     float32: int
     def __init__(self, bfloat16: _Optional[int] = ..., int8: _Optional[int] = ..., nf4: _Optional[int] = ..., float32: _Optional[int] = ...) -> None: ...
 
+class Workspace(_message.Message):
+    __slots__ = ("kv_tokens", "at_precision")
+    KV_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    AT_PRECISION_FIELD_NUMBER: _ClassVar[int]
+    kv_tokens: int
+    at_precision: WeightBytes
+    def __init__(self, kv_tokens: _Optional[int] = ..., at_precision: _Optional[_Union[WeightBytes, _Mapping]] = ...) -> None: ...
+
 class ModelManifest(_message.Message):
-    __slots__ = ("model_id", "revision", "architecture", "hidden_size", "vocab_size", "context_length", "layers", "entry", "kv_bytes_per_token", "kv_scales_per_token")
+    __slots__ = ("model_id", "revision", "architecture", "hidden_size", "vocab_size", "context_length", "layers", "entry", "kv_bytes_per_token", "kv_scales_per_token", "workspaces")
     MODEL_ID_FIELD_NUMBER: _ClassVar[int]
     REVISION_FIELD_NUMBER: _ClassVar[int]
     ARCHITECTURE_FIELD_NUMBER: _ClassVar[int]
@@ -70,6 +78,7 @@ class ModelManifest(_message.Message):
     ENTRY_FIELD_NUMBER: _ClassVar[int]
     KV_BYTES_PER_TOKEN_FIELD_NUMBER: _ClassVar[int]
     KV_SCALES_PER_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    WORKSPACES_FIELD_NUMBER: _ClassVar[int]
     model_id: str
     revision: str
     architecture: str
@@ -80,7 +89,8 @@ class ModelManifest(_message.Message):
     entry: WeightBytes
     kv_bytes_per_token: int
     kv_scales_per_token: int
-    def __init__(self, model_id: _Optional[str] = ..., revision: _Optional[str] = ..., architecture: _Optional[str] = ..., hidden_size: _Optional[int] = ..., vocab_size: _Optional[int] = ..., context_length: _Optional[int] = ..., layers: _Optional[_Iterable[_Union[WeightBytes, _Mapping]]] = ..., entry: _Optional[_Union[WeightBytes, _Mapping]] = ..., kv_bytes_per_token: _Optional[int] = ..., kv_scales_per_token: _Optional[int] = ...) -> None: ...
+    workspaces: _containers.RepeatedCompositeFieldContainer[Workspace]
+    def __init__(self, model_id: _Optional[str] = ..., revision: _Optional[str] = ..., architecture: _Optional[str] = ..., hidden_size: _Optional[int] = ..., vocab_size: _Optional[int] = ..., context_length: _Optional[int] = ..., layers: _Optional[_Iterable[_Union[WeightBytes, _Mapping]]] = ..., entry: _Optional[_Union[WeightBytes, _Mapping]] = ..., kv_bytes_per_token: _Optional[int] = ..., kv_scales_per_token: _Optional[int] = ..., workspaces: _Optional[_Iterable[_Union[Workspace, _Mapping]]] = ...) -> None: ...
 
 class Shard(_message.Message):
     __slots__ = ("model_id", "layers", "quantization", "state", "bytes_done", "bytes_total", "revision")

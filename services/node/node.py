@@ -24,7 +24,6 @@ from services.node.config import NodeConfig
 from services.node.core.sessions import SessionTable
 from services.node.core.shards import ShardTable
 from services.node.core.work import Executor
-from services.node.core.workspace import predict_workspace_bytes
 from services.node.directive_worker import DirectiveWorker
 from services.node.entry import EntryPoint
 from services.node.fetching.mesh_weights import MeshWeights
@@ -45,8 +44,6 @@ INFERENCE = inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_name
 SWEEP_SECONDS = 5.0
 # What is free of the device's memory changes all the time: smaller changes are no news.
 FREE_STEP_BYTES = 16 << 20
-# The workspace of models that are not loaded yet is expected with KV room for so many tokens.
-EXPECTED_KV_TOKENS = 4096
 
 
 class NodeServer:
@@ -155,23 +152,11 @@ class NodeServer:
             device="stub" if self.config.stub else self.config.device,
             probes=self._prober.outcomes(),
             memory_free_bytes=None if free_bytes is None else free_bytes - free_bytes % FREE_STEP_BYTES,
-            workspace_bytes=self._workspace_bytes(),
+            workspace_bytes=self._shards.workspace_bytes(),
             queue_length=self._runner.queue_length,
             speeds=self._measuring.speeds(),
             links=self._links.links(),
         )
-
-    def _workspace_bytes(self) -> int | None:
-        """What was measured, or what is expected, if that is more: placement must leave what a load is checked for."""
-        if self.config.stub:
-            return self._shards.workspace_bytes()
-        expected = [
-            predict_workspace_bytes(
-                manifest, self.config.quantization, min(manifest.context_length, EXPECTED_KV_TOKENS), entry=True
-            )
-            for manifest in self._manifests.values()
-        ]
-        return max(self._shards.workspace_bytes() or 0, *expected, 0) or None
 
     def health(self) -> dict[str, Any]:
         node = self.describe()

@@ -21,13 +21,13 @@ from tests.parity import Reference
 MODEL = "smollm2-135m"
 # The source listens at 127.0.0.1 and says that it is here, behind relays.
 HIDDEN_HOST = "127.0.0.2"
-SOURCE = NodeSpec("source", "215MB", tracker_node=True, options=("--advertise", HIDDEN_HOST))
+SOURCE = NodeSpec("source", "230MB", tracker_node=True, options=("--advertise", HIDDEN_HOST))
 # The header of the file, and about half of what the empty node is to hold.
 BUDGET = 25_000_000
 
 
 def empty(cache: Path) -> NodeSpec:
-    return NodeSpec("empty", "300MB", options=("--cache-dir", str(cache)), models=())
+    return NodeSpec("empty", "330MB", options=("--cache-dir", str(cache)), models=())
 
 
 @pytest.fixture(scope="module")

@@ -28,9 +28,9 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def mesh(weights: Path) -> Iterator[Mesh]:
     nodes = [
-        NodeSpec("node-0", "170MB", tracker_node=True),
-        NodeSpec("node-1", "90MB"),
-        NodeSpec("node-2", "90MB"),
+        NodeSpec("node-0", "185MB", tracker_node=True),
+        NodeSpec("node-1", "105MB"),
+        NodeSpec("node-2", "105MB"),
     ]
     with running_mesh([f"{MODEL}={weights}"], nodes, deploy=[MODEL]) as running:
         yield running

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from meshnet.model import BLOCK_TOKENS, LayerRange, LayerStep, ModelManifest, Quantization, blocks_for
+from meshnet.model import (
+    BLOCK_TOKENS,
+    LayerRange,
+    LayerStep,
+    ModelManifest,
+    Quantization,
+    WeightBytes,
+    Workspace,
+    blocks_for,
+)
 from services.node.core.batching import TOKEN_BUDGET
 
 # Allocators leave gaps between what they hand out: measured 1.2 to 1.4, where the figures below are from above.
@@ -21,6 +30,8 @@ _WIDENED_BYTES, _NF4_WIDENED_BYTES = 4, 2
 # INT8 weights are widened so many at a time, and so are those of an LM head that is not a layer of its own.
 INT8_PIECE_VALUES = 1 << 21
 HEAD_PIECE_VALUES = 1 << 22
+# Below this, the number of tokens hardly changes what a step takes.
+FEWEST_TOKENS = 1024
 
 
 def predict_workspace_bytes(
@@ -40,6 +51,19 @@ def predict_workspace_bytes(
     if entry:
         most = max(most, _entry_bytes(manifest, quantization, kv_tokens))
     return _KERNEL_BYTES + int(_GAPS * most)
+
+
+def predicted_workspaces(manifest: ModelManifest) -> tuple[Workspace, ...]:
+    """For whoever places layers of the model: for each power of two up to its context length."""
+    sizes = [FEWEST_TOKENS]
+    while sizes[-1] < manifest.context_length:
+        sizes.append(2 * sizes[-1])
+    return tuple(Workspace(tokens, _at_each_precision(manifest, tokens)) for tokens in sizes)
+
+
+def _at_each_precision(manifest: ModelManifest, kv_tokens: int) -> WeightBytes:
+    predicted = {q.value: predict_workspace_bytes(manifest, q, kv_tokens, entry=True) for q in Quantization}
+    return WeightBytes(**predicted)
 
 
 def largest_step(manifest: ModelManifest, layers: LayerRange, quantization: Quantization, kv_tokens: int) -> int:

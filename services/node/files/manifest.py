@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from meshnet.errors import LoadFailed
 from meshnet.model import LayerRange, ModelManifest, WeightBytes
 from meshnet.model_files import ModelFiles
+from services.node.core.workspace import predicted_workspaces
 from services.node.files.description import Description, describe
 from services.node.files.layer_steps import layer_step
 from services.node.files.model_config import ModelShape, model_shape
@@ -62,7 +63,7 @@ def manifest_of(model_id: str, description: Description) -> ModelManifest:
     _check_entry(parts.entry, shape)
     # Whatever the model, GGUF files store matrices as [out, in].
     stored = {**config, "model_type": ""} if description.is_gguf else config
-    return ModelManifest(
+    manifest = ModelManifest(
         model_id=model_id,
         revision=description.revision(),
         architecture=str((config.get("architectures") or [config["model_type"]])[0]),
@@ -75,6 +76,7 @@ def manifest_of(model_id: str, description: Description) -> ModelManifest:
         kv_scales_per_token=_KV_TENSORS * shape.kv_heads,
         steps=tuple(layer_step(parts.layers[layer], layer, stored, shape) for layer in range(shape.num_layers)),
     )
+    return replace(manifest, workspaces=predicted_workspaces(manifest))
 
 
 def shard_tensors(description: Description, layers: LayerRange) -> frozenset[str]:

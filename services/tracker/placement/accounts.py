@@ -36,7 +36,7 @@ class Account:
     dropped.
     """
 
-    def __init__(self, known: Known, policy: Policy) -> None:
+    def __init__(self, known: Known, policy: Policy, workspace_bytes: int = 0) -> None:
         node = known.node
         self.node = node
         self.node_id = node.node_id
@@ -49,8 +49,8 @@ class Account:
         self.held: dict[str, dict[int, int]] = {}
         self.foreign: dict[str, dict[int, int]] = {}
         self.ready: dict[str, set[int]] = {}
-        # What was measured is of the shards held now; those to come may take as much as is usual.
-        self._workspace = max(policy.workspace_bytes, node.workspace_bytes or 0)
+        # What was measured is of the shards held now; those to come may take as much as is usual, or as is predicted.
+        self._workspace = max(policy.workspace_bytes, node.workspace_bytes or 0, workspace_bytes)
         self.used = self._workspace
         self._coming = 0
 
@@ -107,12 +107,19 @@ class Account:
 
 def open_account(known: Known, models: Mapping[str, Costs], policy: Policy) -> Account:
     """The account of a node. `models` are the deployed ones."""
-    account = Account(known, policy)
+    account = Account(known, policy, _predicted_workspace(known.node, models))
     for shard in known.node.shards:
         _book_shard(account, shard, _served(known.node, shard, models))
     for directive in known.directives:
         _book_directive(account, directive, _served(known.node, directive, models))
     return account
+
+
+def _predicted_workspace(node: Node, models: Mapping[str, Costs]) -> int:
+    """Bytes of the largest step of any model that the node may be given. A stub's takes none."""
+    within_reach = models.keys() if node.fetches else models.keys() & node.available_models
+    sizes = (models[model_id].workspace(node.quantizations) for model_id in within_reach)
+    return 0 if node.stub else max(sizes, default=0)
 
 
 def believed_bytes(known: Known, models: Mapping[str, Costs], failed: Directive, policy: Policy) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import accumulate, pairwise
 
 from meshnet.model import LayerRange, Quantization
@@ -32,6 +32,11 @@ class Costs:
         self._work: dict[Quantization, Sequence[int]] = {}
         self._from_smallest: dict[Quantization, Sequence[int]] = {}
         self._smallest: dict[int, int] = {}
+
+    def workspace(self, quantizations: Iterable[Quantization]) -> int:
+        """Bytes that steps are predicted to take at most on a node that may store weights so."""
+        manifest, tokens = self.model.manifest, self.model.kv_tokens
+        return max(manifest.workspace_bytes(quantization, tokens) for quantization in quantizations)
 
     def sizes(self, quantization: Quantization) -> Sequence[int]:
         """Bytes of memory: weights and KV cache, the entry weights with layer 0."""
