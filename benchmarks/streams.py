@@ -28,7 +28,7 @@ NUM_LAYERS = 30
 PROMPT_TOKENS, NEW_TOKENS, KV_TOKENS = 128, 64, 16384
 VOCABULARY = 40000
 # In MB, at this KV room: what a node lends decides how many layers it gets.
-ENTRY_MB, LAYER_MB, WORKSPACE_MB = 57.0, 7.1 + 12.6, 18.0
+ENTRY_MB, LAYER_MB, WORKSPACE_MB = 57.0, 7.1 + 12.6, 37.0
 REQUEST_SECONDS = 600.0
 
 
