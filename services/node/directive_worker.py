@@ -10,30 +10,26 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
 from meshnet.directive import Directive, DirectiveKind, DirectiveState, FailureKind
-from meshnet.errors import BadFiles, LoadFailed, MeshnetError, NoRoom, NoSource
+from meshnet.errors import BadFiles, MeshnetError, NoRoom, NoSource
 from meshnet.model import LayerRange, ModelManifest
 from meshnet.sizes import format_size
 from services.node.config import NodeConfig
-from services.node.core.room import Room, shortage
-from services.node.core.work import LoadedShard, Progress, ShardSpec
-from services.node.core.workspace import largest_step, predict_workspace_bytes
+from services.node.core.work import ShardSpec
 from services.node.fetching.mesh_weights import MeshWeights
-from services.node.files.manifest import read_manifest
 from services.node.forwarding import Forwarding
+from services.node.shard_loader import ShardLoader
 
 log = logging.getLogger(__name__)
 
 PROGRESS_SECONDS = 0.5
 MAX_REMEMBERED = 1000
-# A directive may come a moment before the topology that it follows from.
-TOPOLOGY_SECONDS = 10.0
 
 Report = Callable[[Directive], Awaitable[None]]
 
 
 class DirectiveWorker:
-    """`manifests` are of the models whose files are here, `mesh_weights` brings those of others; `report` brings a
-    directive's new state to the tracker. `loads` is held while a shard is loaded.
+    """`manifests` and `mesh_weights` are as for ShardLoader; `report` brings a directive's new state to the tracker.
+    `loads` is held while a shard is loaded.
     """
 
     def __init__(
@@ -45,12 +41,11 @@ class DirectiveWorker:
         loads: asyncio.Lock,
         mesh_weights: MeshWeights | None = None,
     ) -> None:
-        self._config = config
-        self._manifests = manifests
+        self._drain_timeout = config.drain_timeout
         self._forwarding = forwarding
         self._report = report
         self._loads = loads
-        self._mesh_weights = mesh_weights
+        self._loader = ShardLoader(config, manifests, forwarding, mesh_weights)
         self._plan_version = 0
         self._queue: asyncio.Queue[Directive] = asyncio.Queue()
         # A tracker that comes back sends its open directives again.
@@ -121,10 +116,10 @@ class DirectiveWorker:
         return self._known.get(directive.directive_id) is not directive
 
     async def _load(self, directive: Directive) -> None:
-        spec = self._spec(directive, await self._manifest(directive))
+        spec = await self._loader.spec(directive)
         shards, runner = self._forwarding.shards, self._forwarding.runner
-        size = spec.manifest.weight_bytes(spec.layers, spec.quantization)
-        shards.set_loading(spec, 0, size)
+        shards.set_loading(spec, 0, spec.manifest.weight_bytes(spec.layers, spec.quantization))
+        started = time.monotonic()
         try:
             loop, done = asyncio.get_running_loop(), asyncio.Event()
             reporter = asyncio.create_task(self._report_progress(directive, spec, done))
@@ -133,146 +128,20 @@ class DirectiveWorker:
                 loop.call_soon_threadsafe(shards.set_loading, spec, bytes_done, bytes_total)
 
             try:
-                started = time.monotonic()
-                spec, fetched_bytes = await asyncio.to_thread(self._bring, spec, progress)
-
-                def load_progress(bytes_done: int, bytes_total: int) -> None:
-                    progress(fetched_bytes + bytes_done, fetched_bytes + bytes_total)
-
-                shard = await asyncio.to_thread(runner.executor.load, spec, load_progress)
-                workspace_bytes = await self._measure_workspace(shard, spec)
-                await runner.call(lambda: runner.executor.attach(shard))
+                loaded = await self._loader.load(spec, progress)
+                await runner.call(lambda: runner.executor.attach(loaded.shard))
             finally:
                 done.set()
                 await reporter
         finally:
             shards.loading_ended(spec)
         self._forwarding.sessions.ledger(directive.model_id).add_layers(spec.layers, spec.kv_tokens)
-        shards.add(spec, workspace_bytes)
+        shards.add(loaded.spec, loaded.workspace_bytes)
         self._forwarding.changes.announce()
-        took = time.monotonic() - started
-        log.info(
-            "serving layers %s of %s: %s in %.1f s",
-            spec.layers,
-            directive.model_id,
-            format_size(shard.weight_bytes),
-            took,
-        )
+        size, took = loaded.shard.weight_bytes, time.monotonic() - started
+        log.info("serving layers %s of %s: %s in %.1f s", spec.layers, directive.model_id, format_size(size), took)
         current = self._known[directive.directive_id]
-        await self._advance(
-            current, DirectiveState.READY, bytes_done=shard.weight_bytes, bytes_total=shard.weight_bytes
-        )
-
-    async def _measure_workspace(self, shard: LoadedShard, spec: ShardSpec) -> int | None:
-        """What the largest step takes beside weights and KV cache; a shard that has no room for it cannot serve."""
-        runner, manifest = self._forwarding.runner, spec.manifest
-        trial = runner.executor.trial(shard)
-        if trial is None:
-            return None
-        layer = largest_step(manifest, spec.layers, spec.quantization, spec.kv_tokens)
-        try:
-            measured: int | None = await runner.call(lambda: trial.workspace_bytes(spec.kv_tokens, layer))
-        finally:
-            await runner.call(trial.close)
-        predicted = _predicted_workspace(spec)
-        log.info(
-            "layers %s of %s take %s of weights (predicted %s), %s of KV cache (predicted %s), "
-            "their steps %s of workspace (predicted %s)",
-            spec.layers,
-            manifest.model_id,
-            format_size(shard.weight_bytes),
-            format_size(manifest.weight_bytes(spec.layers, spec.quantization)),
-            format_size(shard.kv_bytes),
-            format_size(spec.kv_bytes),
-            "an unknown number of bytes" if measured is None else format_size(measured),
-            format_size(predicted),
-        )
-        return measured
-
-    async def _manifest(self, directive: Directive) -> ModelManifest:
-        """Of the model and revision that the directive means. Raises BadFiles if its weights cannot be had here."""
-        own, revision = self._manifests.get(directive.model_id), directive.revision
-        if own and revision in ("", own.revision):
-            return own
-        if weights := self._mesh_weights:
-            served = await self._forwarding.changes.wait_until(
-                lambda: weights.served(directive.model_id, revision), TOPOLOGY_SECONDS
-            )
-            if served is None:
-                raise LoadFailed(f"the topology names no model {directive.model_id!r} of revision {revision[:12]}")
-            return served
-        if own is None:
-            raise BadFiles(
-                f"this node has no files of model {directive.model_id!r}: start it with --model ID=PATH, "
-                "or without --no-fetch"
-            )
-        raise BadFiles(
-            f"this node's files of model {directive.model_id!r} are another revision: "
-            f"{own.revision[:12]} here, {revision[:12]} in the mesh"
-        )
-
-    def _bring(self, spec: ShardSpec, progress: Progress) -> tuple[ShardSpec, int]:
-        """Makes sure that the shard's weights are on the disk. Returns what is to be loaded, and how many bytes of
-        progress it took to bring it. Raises LoadFailed."""
-        manifest = spec.manifest
-        is_own = manifest == self._manifests.get(manifest.model_id)
-        if is_own and (manifest.model_id in self._config.models or self._mesh_weights is None):
-            self._check_files(manifest)
-            return spec, 0
-        assert self._mesh_weights, "the manifest is that of the files here, or of what the mesh serves"
-        size, fetched_bytes = manifest.weight_bytes(spec.layers, spec.quantization), 0
-
-        def fetch_progress(bytes_done: int, bytes_total: int) -> None:
-            nonlocal fetched_bytes
-            fetched_bytes = bytes_total
-            progress(bytes_done, bytes_total + size)
-
-        folder = self._mesh_weights.fetch(manifest, spec.layers, fetch_progress)
-        return replace(spec, fetched=folder), fetched_bytes
-
-    def _check_files(self, manifest: ModelManifest) -> None:
-        """Files that were exchanged since the manifest was read would make layers of another model, silently. Raises
-        BadFiles."""
-        files = self._config.models.get(manifest.model_id)
-        if files is None:
-            return
-        try:
-            revision = read_manifest(files).revision
-        except LoadFailed as error:
-            raise BadFiles(str(error)) from error
-        if revision != manifest.revision:
-            raise BadFiles(f"the files of model {manifest.model_id!r} have changed since this node started: restart it")
-
-    def _spec(self, directive: Directive, manifest: ModelManifest) -> ShardSpec:
-        """What to load. Raises LoadFailed, before anything starts, if this node cannot do it."""
-        if directive.layers not in manifest.all_layers:
-            raise LoadFailed(f"model {directive.model_id!r} has {manifest.num_layers} layers, not {directive.layers}")
-        config = self._config
-        accepted = (config.quantization, *config.fallbacks)
-        if directive.quantization not in accepted:
-            raise LoadFailed(f"this node stores weights at {', '.join(accepted)}, not at {directive.quantization}")
-        shards = self._forwarding.shards
-        held = shards.layers(directive.model_id)
-        if held and shards.manifest(directive.model_id).revision != manifest.revision:
-            raise LoadFailed(f"layers of another revision of model {directive.model_id!r} are held here")
-        if not held.isdisjoint(directive.layers.layers):
-            raise LoadFailed(f"some of layers {directive.layers} are held here already")
-        spec = ShardSpec(
-            manifest, directive.layers, directive.quantization, directive.kv_tokens, directive.kv_precision
-        )
-        self._check_room(spec)
-        return spec
-
-    def _check_room(self, spec: ShardSpec) -> None:
-        """Raises NoRoom if the shard is predicted to take more than is lent, or than is really free."""
-        shards, executor = self._forwarding.shards, self._forwarding.runner.executor
-        weights = spec.manifest.weight_bytes(spec.layers, spec.quantization)
-        free = executor.memory_free_bytes()
-        room = Room(self._config.vram_bytes, shards.held_bytes(), shards.workspace_bytes(), free)
-        # A stub runs no steps.
-        workspace = 0 if free is None else _predicted_workspace(spec)
-        if short := shortage(room, weights, spec.kv_bytes, workspace):
-            raise NoRoom(f"layers {spec.layers} of {spec.manifest.model_id} at {spec.quantization}: {short}")
+        await self._advance(current, DirectiveState.READY, bytes_done=size, bytes_total=size)
 
     async def _report_progress(self, directive: Directive, spec: ShardSpec, done: asyncio.Event) -> None:
         while not done.is_set():
@@ -302,7 +171,7 @@ class DirectiveWorker:
         def is_free() -> bool | None:
             return self._is_void(directive) or not sessions.keys_through(directive.model_id, directive.layers) or None
 
-        await self._forwarding.changes.wait_until(is_free, self._config.drain_timeout)
+        await self._forwarding.changes.wait_until(is_free, self._drain_timeout)
 
     async def _drop(self, directive: Directive) -> None:
         await self._detach(directive.model_id, directive.layers)
@@ -333,12 +202,6 @@ class DirectiveWorker:
         while len(self._known) > MAX_REMEMBERED:
             self._known.pop(next(iter(self._known)))
         await self._report(advanced)
-
-
-def _predicted_workspace(spec: ShardSpec) -> int:
-    return predict_workspace_bytes(
-        spec.manifest, spec.quantization, spec.kv_tokens, entry=spec.layers.start == 0, layers=spec.layers
-    )
 
 
 def _failure_kind(error: Exception) -> FailureKind:
