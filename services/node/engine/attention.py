@@ -211,16 +211,20 @@ def _attend_by_rules(
 
 
 def _weights(scores: torch.Tensor, mask: torch.Tensor | None, rules: _Rules) -> torch.Tensor:
-    """Of `[heads, tokens, length]` scores in float32, which are written over."""
-    heads, tokens, length = scores.shape
+    """Of `[heads, tokens, length]` scores in float32, which are written over: they are the largest thing in a step."""
     if rules.softcap is not None:
         scores = scores.div_(rules.softcap).tanh_().mul_(rules.softcap)
     if mask is not None:
         scores += mask
-    if rules.sinks is not None:
-        sinks = rules.sinks.to(scores.dtype).view(heads, 1, 1).expand(heads, tokens, 1)
-        scores = torch.cat([scores, sinks], dim=-1)
-    return scores.softmax(dim=-1)[..., :length]
+    largest = scores.amax(dim=-1, keepdim=True)
+    if rules.sinks is None:
+        weights = scores.sub_(largest).exp_()
+        return weights.div_(weights.sum(dim=-1, keepdim=True))
+    # A sink takes its part of the sum and belongs to no token.
+    sinks = rules.sinks.to(scores.dtype).view(-1, 1, 1)
+    largest = torch.maximum(largest, sinks)
+    weights = scores.sub_(largest).exp_()
+    return weights.div_(weights.sum(dim=-1, keepdim=True).add_((sinks - largest).exp_()))
 
 
 def _no_mask(*_: object, **__: object) -> None:
