@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.shard_step import run
 from meshnet.model import BLOCK_TOKENS, LayerRange, ModelManifest, Quantization, blocks_for
 from meshnet.model_files import ModelFiles
 from services.node.core.batching import TOKEN_BUDGET
@@ -99,14 +100,6 @@ def chunk(
     if layers.start == 0:
         return PromptWork(manifest.model_id, layers, segments, tuple(range(tokens)))
     return ForwardWork(manifest.model_id, layers, segments, bytes(2 * tokens * manifest.hidden_size))
-
-
-def run(executor: TorchExecutor, works: Sequence[Any]) -> list[Any]:
-    results = executor.run(works)
-    for result in results:
-        if isinstance(result, Exception):
-            raise result
-    return results
 
 
 if __name__ == "__main__":

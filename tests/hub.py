@@ -24,7 +24,6 @@ class Hub:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.sent: Counter[str] = Counter()
-        self.requests: list[str] = []
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"hub": self}))
         self.url = f"http://127.0.0.1:{self._server.server_port}"
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
@@ -59,7 +58,6 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _answer(self) -> None:
         path = unquote(urlsplit(self.path).path)
-        self.hub.requests.append(f"{self.command} {self.path}")
         if re.fullmatch(rf"/api/models/{REPO}(/revision/(main|{COMMIT}))?", path):
             self._send(200, json.dumps(self.hub.info()).encode(), {"Content-Type": "application/json"})
         elif re.fullmatch(rf"/api/models/{REPO}/tree/(main|{COMMIT})", path):

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from rich.table import Table
 
+from benchmarks.shard_step import run
 from meshnet.model import KvPrecision, ModelManifest, Quantization
 from meshnet.model_files import ModelFiles
 from services.node.core.work import FreeWork, PromptWork, Result, Segment, SessionKey, ShardSpec, Work
@@ -33,11 +34,7 @@ class Whole:
         return PromptWork(MODEL, layers, (segment,), tuple(tokens))
 
     def run(self, works: Sequence[Work]) -> list[Result]:
-        results = self.executor.run(works)
-        for result in results:
-            if isinstance(result, Exception):
-                raise result
-        return results
+        return run(self.executor, works)
 
     def logits(self, session: str, tokens: Sequence[int], chunk: int = CHUNK_TOKENS, position: int = 0) -> torch.Tensor:
         """`[tokens, vocab]` in float32, of tokens that follow on the first `position` of a session."""

@@ -8,9 +8,9 @@ import typer
 
 from meshnet.errors import InvalidRequest, MeshnetError
 from meshnet.inspection import Inspection
-from meshnet.model import KvPrecision, ModelManifest, Quantization, WeightBytes
+from meshnet.model import KvPrecision, ModelManifest
 from meshnet.model_files import HubModel, ModelFiles, locate_models
-from services.node.core.workspace import predict_workspace_bytes
+from services.node.core.workspace import workspace_at_each_precision
 from services.node.files.manifest import read_manifest
 from services.node.speed_cache import default_cache_dir
 
@@ -46,11 +46,8 @@ def _hub_manifest(model: HubModel) -> ModelManifest:
 def inspect(manifest: ModelManifest, kv_tokens: int, kv_precision: KvPrecision = KvPrecision.BFLOAT16) -> Inspection:
     """With the workspace that a node predicts where there is so much room."""
 
-    def workspace(*, entry: bool) -> WeightBytes:
-        predicted = {q.value: predict_workspace_bytes(manifest, q, kv_tokens, entry=entry) for q in Quantization}
-        return WeightBytes(**predicted)
-
-    return Inspection(manifest, kv_tokens, workspace(entry=False), workspace(entry=True), kv_precision)
+    inner, entry = (workspace_at_each_precision(manifest, kv_tokens, entry=is_entry) for is_entry in (False, True))
+    return Inspection(manifest, kv_tokens, inner, entry, kv_precision)
 
 
 if __name__ == "__main__":

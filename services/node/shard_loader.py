@@ -16,7 +16,6 @@ from services.node.core.room import Room, shortage
 from services.node.core.work import LoadedShard, Progress, ShardSpec
 from services.node.core.workspace import largest_step, predict_workspace_bytes
 from services.node.fetching.mesh_weights import MeshWeights
-from services.node.files.fetched import FetchedModel
 from services.node.files.manifest import manifest_of, read_manifest
 from services.node.forwarding import Forwarding
 
@@ -133,10 +132,10 @@ class ShardLoader:
             fetched_bytes = bytes_total
             progress(bytes_done, bytes_total + size)
 
-        folder = self._mesh_weights.fetch(manifest, spec.layers, fetch_progress)
+        fetched = self._mesh_weights.fetch(manifest, spec.layers, fetch_progress)
         # Of the same model, and with what only its files tell.
-        described = manifest_of(manifest.model_id, FetchedModel.open(folder).description)
-        return replace(spec, manifest=described, fetched=folder), fetched_bytes
+        described = manifest_of(manifest.model_id, fetched.description)
+        return replace(spec, manifest=described, fetched=fetched.folder), fetched_bytes
 
     def _check_files(self, manifest: ModelManifest) -> None:
         """Files that were exchanged since the manifest was read would make layers of another model, silently. Raises

@@ -6,11 +6,11 @@ import json
 import logging
 import math
 import os
-import tempfile
 from pathlib import Path
 
 from meshnet.model import ModelManifest, Quantization
 from meshnet.topology import Speed
+from services.node.files.whole_file import write_whole
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ class SpeedCache:
         entries[key] = {rate: getattr(speed, rate) for rate in RATES}
         newest = dict(list(entries.items())[-MAX_ENTRIES:])
         try:
-            _write(self._path, json.dumps({"format": FORMAT, "speeds": newest}, indent=1))
+            write_whole(self._path, json.dumps({"format": FORMAT, "speeds": newest}, indent=1))
         except OSError as error:
             log.warning("measured speeds cannot be kept in %s: %s", self._path, error)
 
@@ -90,16 +90,3 @@ def _is_entry(entry: object) -> bool:
 
 def _is_rate(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < math.inf
-
-
-def _write(path: Path, text: str) -> None:
-    """All or nothing: another node may read or write the file at the same time."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        Path(name).replace(path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise

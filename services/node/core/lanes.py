@@ -16,6 +16,6 @@ def rows_for_next_frame(num_ready: int, num_sessions: int, num_in_flight: int, n
     """
     if not num_ready or num_in_flight >= num_stages:
         return 0
+    # Rounded up: nobody waits for a round because of a remainder.
     share = -(-num_sessions // num_stages)
-    # What is left for the last free place goes with it: nobody waits for a round because of a remainder.
     return min(num_ready, share, MAX_ROWS)

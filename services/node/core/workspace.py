@@ -58,11 +58,12 @@ def predicted_workspaces(manifest: ModelManifest) -> tuple[Workspace, ...]:
     sizes = [FEWEST_TOKENS]
     while sizes[-1] < manifest.context_length:
         sizes.append(2 * sizes[-1])
-    return tuple(Workspace(tokens, _at_each_precision(manifest, tokens)) for tokens in sizes)
+    return tuple(Workspace(tokens, workspace_at_each_precision(manifest, tokens, entry=True)) for tokens in sizes)
 
 
-def _at_each_precision(manifest: ModelManifest, kv_tokens: int) -> WeightBytes:
-    predicted = {q.value: predict_workspace_bytes(manifest, q, kv_tokens, entry=True) for q in Quantization}
+def workspace_at_each_precision(manifest: ModelManifest, kv_tokens: int, *, entry: bool) -> WeightBytes:
+    """As `predict_workspace_bytes` says of the whole model."""
+    predicted = {q.value: predict_workspace_bytes(manifest, q, kv_tokens, entry=entry) for q in Quantization}
     return WeightBytes(**predicted)
 
 

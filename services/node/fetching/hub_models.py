@@ -6,7 +6,7 @@ import json
 import logging
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from meshnet.errors import BadFiles
@@ -14,8 +14,10 @@ from meshnet.model import ModelManifest
 from meshnet.model_files import HubModel
 from services.node.fetching.hub_source import HubSource
 from services.node.fetching.source import SourceFailed
+from services.node.files.description import Description
 from services.node.files.fetched import FetchedModel, fetched_folder
 from services.node.files.manifest import manifest_of
+from services.node.files.whole_file import write_whole
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +39,7 @@ class _Found:
 
 def open_hub_model(root: Path, model: HubModel) -> OpenedHubModel:
     """`root`: where fetched weights are kept. Raises LoadFailed if it cannot be served, or is nowhere to be found."""
-    known = _recall(root, model)
+    known, description = _recall(root, model)
     try:
         source = HubSource.resolve(model)
     except SourceFailed as error:
@@ -45,9 +47,8 @@ def open_hub_model(root: Path, model: HubModel) -> OpenedHubModel:
             raise BadFiles(str(error)) from error
         log.warning("%s; going on with commit %s of before", error, known.commit[:12])
         source = HubSource(model, known.commit, known.sizes)
-    if known and known.commit == source.commit:
-        fetched = FetchedModel.open(fetched_folder(root, model.model_id, known.revision))
-        return OpenedHubModel(manifest_of(model.model_id, fetched.description), source)
+    if known and description and known.commit == source.commit:
+        return OpenedHubModel(manifest_of(model.model_id, description), source)
     return OpenedHubModel(_find(root, model, source), source)
 
 
@@ -72,17 +73,14 @@ def _path(root: Path, model: HubModel) -> Path:
     return root / model.model_id / f"{model.repo}@{model.revision}.json".replace("/", "--")
 
 
-def _recall(root: Path, model: HubModel) -> _Found | None:
+def _recall(root: Path, model: HubModel) -> tuple[_Found, Description] | tuple[None, None]:
     try:
         found = _Found(**json.loads(_path(root, model).read_bytes()))
-        FetchedModel.open(fetched_folder(root, model.model_id, found.revision))
+        fetched = FetchedModel.open(fetched_folder(root, model.model_id, found.revision))
     except (OSError, ValueError, TypeError, BadFiles):
-        return None
-    return found
+        return None, None
+    return found, fetched.description
 
 
 def _remember(root: Path, model: HubModel, found: _Found) -> None:
-    path = _path(root, model)
-    beside = path.with_suffix(".new")
-    beside.write_text(json.dumps({"commit": found.commit, "sizes": found.sizes, "revision": found.revision}))
-    beside.replace(path)
+    write_whole(_path(root, model), json.dumps(asdict(found)))

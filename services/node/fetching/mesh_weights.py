@@ -48,8 +48,8 @@ class MeshWeights:
         model = self._topology().models.get(model_id)
         return model.manifest if model and model.manifest.revision == revision else None
 
-    def fetch(self, manifest: ModelManifest, layers: LayerRange, progress: Progress) -> Path:
-        """Blocks until all tensors of the shard are here; returns their folder. Raises LoadFailed."""
+    def fetch(self, manifest: ModelManifest, layers: LayerRange, progress: Progress) -> FetchedModel:
+        """Blocks until all tensors of the shard are here; returns what they are in. Raises LoadFailed."""
 
         def report(bytes_done: int, bytes_total: int) -> None:
             self._check_running()
@@ -66,7 +66,7 @@ class MeshWeights:
                 with self._opening:
                     model = self._opened.setdefault(model.folder, model)
             fetcher.fetch(model, shard_tensors(model.description, layers), report)
-        return model.folder
+        return model
 
     def find(self, model_id: str, revision: str) -> FetchedModel | None:
         """What is here of a revision of a model, for others who want it. Raises InvalidRequest for what is none."""

@@ -26,6 +26,7 @@ from services.node.files.gguf_header import gguf_tensors, open_gguf
 from services.node.files.gguf_rotary import stated_factors
 from services.node.files.safetensors_header import read_header
 from services.node.files.weight_samples import sample_digest
+from services.node.files.whole_file import write_whole
 
 DESCRIPTION_FILE = "description.json"
 JOURNAL_FILE = "journal"
@@ -62,8 +63,8 @@ class FetchedModel:
     def create(cls, folder: Path, description: Description) -> Self:
         """Begins an empty one, or goes on with what is there. Raises OSError."""
         folder.mkdir(parents=True, exist_ok=True)
-        _write_whole(folder / CONFIG_FILE, json.dumps(description.config))
-        _write_whole(folder / DESCRIPTION_FILE, description_to_json(description))
+        write_whole(folder / CONFIG_FILE, json.dumps(description.config))
+        write_whole(folder / DESCRIPTION_FILE, description_to_json(description))
         return cls._read(folder, description)
 
     @classmethod
@@ -199,10 +200,3 @@ def file_digest(path: Path, begin: int, num_bytes: int) -> str:
             digest.update(part)
             num_bytes -= len(part)
     return digest.hexdigest()
-
-
-def _write_whole(path: Path, text: str) -> None:
-    """All of it or nothing, whenever the process dies."""
-    beside = path.with_suffix(".new")
-    beside.write_text(text, encoding="utf-8")
-    beside.replace(path)
