@@ -9,7 +9,8 @@ import sys
 sys.modules["torch"] = None  # type: ignore[assignment]
 os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
 
+from meshnet.service import run_process  # noqa: E402
 from services.gateway.process import app  # noqa: E402
 
 if __name__ == "__main__":
-    app(prog_name="meshnet gateway")
+    run_process(lambda: app(prog_name="meshnet gateway"))

@@ -15,7 +15,7 @@ from meshnet.addresses import WILDCARD_HOSTS, split_address
 from meshnet.errors import InvalidRequest, MeshnetError
 from meshnet.model import ModelManifest, parse_quantizations
 from meshnet.model_files import HubModel, ModelFiles, local_models, locate_models
-from meshnet.service import configure_logging, expected_error, run_until_stopped
+from meshnet.service import configure_logging, expected_error, run_process, run_until_stopped
 from meshnet.sizes import format_size, parse_size
 from meshnet.topology import check_node_id
 from meshnet.wire import Encoding
@@ -231,4 +231,4 @@ def _own_host(listen_host: str, tracker: str) -> str:
 
 
 if __name__ == "__main__":
-    app(prog_name="meshnet node")
+    run_process(lambda: app(prog_name="meshnet node"))

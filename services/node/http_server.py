@@ -25,6 +25,8 @@ log = logging.getLogger(__name__)
 # What a measurement of the link to this node may send, and be answered with.
 MAX_ECHO_BYTES = 1 << 20
 ECHO_TIMEOUT = 10.0
+# Of one connection. With aiohttp's own 64 KiB, the frames of a large model are stopped and started dozens of times.
+READ_BUFFER_BYTES = 1 << 20
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -55,6 +57,7 @@ class HttpServer:
             app,
             access_log=None,
             keepalive_timeout=75,
+            read_bufsize=READ_BUFFER_BYTES,
             shutdown_timeout=1,
             max_line_size=wire.MAX_FIELD_CHARS,
             max_field_size=wire.MAX_FIELD_CHARS,

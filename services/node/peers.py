@@ -45,6 +45,7 @@ class Peers:
         self._http = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=60, ttl_dns_cache=30),
             auto_decompress=False,
+            cookie_jar=aiohttp.DummyCookieJar(),
             max_line_size=wire.MAX_FIELD_CHARS,
             max_field_size=wire.MAX_FIELD_CHARS,
             read_bufsize=1 << 20,

@@ -11,7 +11,7 @@ import typer
 from meshnet.addresses import split_address
 from meshnet.errors import InvalidRequest
 from meshnet.model import KvPrecision
-from meshnet.service import configure_logging, run_until_stopped
+from meshnet.service import configure_logging, run_process, run_until_stopped
 from services.tracker.app import CannotListen, serve
 from services.tracker.config import Config
 from services.tracker.store import StoreFailed
@@ -81,4 +81,4 @@ def _say_listening(address: str) -> None:
 
 
 if __name__ == "__main__":
-    app(prog_name="meshnet tracker")
+    run_process(lambda: app(prog_name="meshnet tracker"))

@@ -9,7 +9,7 @@ A step packs the tokens of several sessions as one row. Each segment of the row 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -18,8 +18,10 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from services.node.core.workspace import SCORE_VALUES
-from services.node.engine.kv_cache import KvCache
+from services.node.engine.cpu.compiled import attend_loop, bits, loop
+from services.node.engine.kv_pool import LayerPool
 from services.node.engine.kv_rows import KvRows
+from services.node.engine.segments import CachedSegment, Segments
 
 ATTENTION = "meshnet"
 
@@ -55,31 +57,6 @@ class _Rules:
         return self if self.sinks is None else replace(self, sinks=self.sinks[heads])
 
 
-@dataclass(slots=True)
-class CachedSegment:
-    """Rows `[start, end)` of a packed row, which follow on the first `position` tokens of a cache."""
-
-    start: int
-    end: int
-    position: int
-    cache: KvCache
-    _masks: dict[tuple[int, int, int | None, torch.dtype], torch.Tensor] = field(default_factory=dict)
-
-    def mask(self, first: int, end: int, window: int | None, query: torch.Tensor) -> torch.Tensor:
-        """What tokens `[first, end)` of the session do not see of those from the first that any sees to `end`, to be
-        added to scores.
-
-        In the query's dtype, which the kernels would convert a boolean mask to in each layer anew.
-        """
-        key = (first, end, window, query.dtype)
-        if key not in self._masks:
-            begin = 0 if window is None else max(0, first + 1 - window)
-            hidden = torch.full((end - first, end - begin), float("-inf"), dtype=query.dtype, device=query.device)
-            mask = hidden.triu(first - begin + 1)
-            self._masks[key] = mask if window is None else mask + hidden.tril(first - begin - window)
-        return self._masks[key]
-
-
 def attend(
     module: nn.Module,
     query: torch.Tensor,
@@ -89,7 +66,7 @@ def attend(
     scaling: float | None = None,
     dropout: float = 0.0,
     *,
-    segments: tuple[CachedSegment, ...],
+    segments: Segments,
     sliding_window: int | None = None,
     softcap: float | None = None,
     s_aux: torch.Tensor | None = None,
@@ -97,7 +74,7 @@ def attend(
 ) -> tuple[torch.Tensor, None]:
     """Attention of `query` `[1, heads, total, head_dim]`; `key` and `value` have `kv_heads`.
 
-    Returns `[1, total, heads, head_dim]`. Segments are run in order, so that two may continue one session.
+    Returns `[1, total, heads, head_dim]`.
     """
     unknown = [name for name in _UNSUPPORTED if options.get(name) is not None]
     assert not unknown, unknown
@@ -106,6 +83,58 @@ def attend(
     layer = module.layer_idx
     assert isinstance(layer, int)
     rules = _Rules(query.shape[-1] ** -0.5 if scaling is None else scaling, sliding_window, softcap, s_aux)
+    if segments.are_apart and rules.is_plain and _have_loops(query, key, value, segments[0].cache.pool(layer)):
+        parts = (part[0].transpose(0, 1) for part in (query, key, value))
+        heads = torch.cat([part.flatten(1) for part in parts], dim=1)
+        packed = attend_packed(layer, heads, query.shape[1], key.shape[1], rules.scaling, rules.window, segments)
+        return packed.view(1, len(packed), query.shape[1], -1), None
+    return _attend_each(layer, query, key, value, rules, segments)[None], None
+
+
+def attend_packed(
+    layer: int,
+    heads: torch.Tensor,
+    num_heads: int,
+    kv_heads: int,
+    scaling: float,
+    window: int | None,
+    segments: Segments,
+) -> torch.Tensor:
+    """As `attend`, of queries, keys and values in one tensor `[total, (num_heads + 2 * kv_heads) * head_dim]`,
+    bfloat16 on the CPU and contiguous. Returns `[total, num_heads * head_dim]`."""
+    total, head_dim = len(heads), heads.shape[1] // (num_heads + 2 * kv_heads)
+    rules = _Rules(scaling, window, None, None)
+    by_head = heads.view(1, total, -1, head_dim).transpose(1, 2)
+    query, key, value = torch.split(by_head, [num_heads, kv_heads, kv_heads], dim=1)
+    pool = segments[0].cache.pool(layer)
+    if pool.format.scales or not segments.are_apart:
+        return _attend_each(layer, query, key, value, rules, segments).flatten(1)
+    memory = pool.rows(kv_heads, head_dim, head_dim)
+    keys, values = pool.bits
+    places = segments.places(layer, window)
+    loop("store")(bits(heads), num_heads, keys, values, places.slots)
+    output = heads.new_empty(total, num_heads * head_dim)
+    if len(places.short):
+        attend_loop(head_dim, num_heads // kv_heads)(
+            bits(heads), keys, values, places.short, places.begins, places.ends, scaling, bits(output)
+        )
+    for segment, start in places.long:
+        rows = slice(segment.start, segment.end)
+        cached = memory.of(slice(start, start + segment.position + segment.end - segment.start))
+        _attend_many(segment, query[:, :, rows], cached, rules, output.view(total, num_heads, head_dim)[rows])
+    return output
+
+
+def _have_loops(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, pool: LayerPool) -> bool:
+    """Whether compiled loops know this kind of attention."""
+    on_cpu = query.device.type == "cpu" and query.dtype is torch.bfloat16
+    return on_cpu and not pool.format.scales and key.shape == value.shape and query.shape[3] == key.shape[3]
+
+
+def _attend_each(
+    layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, rules: _Rules, segments: Segments
+) -> torch.Tensor:
+    """`[total, heads, head_dim]`, one segment after the other, so that two may continue one session."""
     output = query.new_empty(query.shape[2], query.shape[1], value.shape[3])
     # Of all sessions at once: the work is in the calls.
     new = segments[0].cache.stored(layer, key[0], value[0])
@@ -117,7 +146,7 @@ def attend(
             _attend_one(query[0, :, segment.start], seen, rules, output[segment.start])
         else:
             _attend_many(segment, query[:, :, rows], cached, rules, output[rows])
-    return output[None], None
+    return output
 
 
 def _attend_one(query: torch.Tensor, seen: KvRows, rules: _Rules, output: torch.Tensor) -> None:

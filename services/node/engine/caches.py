@@ -8,9 +8,9 @@ from collections.abc import Iterable, Mapping
 from meshnet.errors import InvalidRequest, KvFull, PositionMismatch
 from meshnet.model import LayerRange
 from services.node.core.work import Segment, SessionKey
-from services.node.engine.attention import CachedSegment
 from services.node.engine.kv_cache import KvCache
 from services.node.engine.kv_pool import LayerPool
+from services.node.engine.segments import CachedSegment
 
 
 class KvCaches:

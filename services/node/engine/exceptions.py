@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from services.node.engine.attention import ATTENTION, CachedSegment, attend
+from services.node.engine.attention import ATTENTION, attend
+from services.node.engine.segments import Segments
 
 
 def register(model_type: str) -> None:
@@ -45,7 +46,7 @@ class FalconLayer(nn.Module):
         hidden: torch.Tensor,
         position_ids: torch.Tensor,
         position_embeddings: tuple[torch.Tensor, torch.Tensor],
-        segments: tuple[CachedSegment, ...],
+        segments: Segments,
         **_: object,
     ) -> torch.Tensor:
         output: torch.Tensor = self.layer(
@@ -66,7 +67,7 @@ class StableLmLayer(nn.Module):
         super().__init__()
         self.layer = layer
 
-    def forward(self, hidden: torch.Tensor, segments: tuple[CachedSegment, ...], **options: object) -> torch.Tensor:
+    def forward(self, hidden: torch.Tensor, segments: Segments, **options: object) -> torch.Tensor:
         attention: Any = self.layer.self_attn
         attention.forward = partial(type(attention).forward, attention, segments=segments)
         try:
@@ -85,7 +86,7 @@ def _register_falcon() -> None:
             self,
             hidden: torch.Tensor,
             *,
-            layer_past: tuple[CachedSegment, ...],
+            layer_past: Segments,
             position_embeddings: tuple[torch.Tensor, torch.Tensor],
             **_: Any,
         ) -> tuple[torch.Tensor, None]:

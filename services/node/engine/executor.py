@@ -23,6 +23,7 @@ from services.node.core.work import (
     ShardSpec,
     Work,
 )
+from services.node.engine import huge_pages
 from services.node.engine.buffers import to_buffer, write_rows
 from services.node.engine.caches import KvCaches, StepPlan
 from services.node.engine.config import make_config
@@ -112,7 +113,9 @@ class TorchExecutor:
                     spec.kv_precision,
                     self._half,
                 )
-                return replace(self._load(spec, progress), kv=kv)
+                shard = replace(self._load(spec, progress), kv=kv)
+                huge_pages.use_for(shard.modules)
+                return shard
         except LoadFailed:
             raise
         # The one boundary at which the errors of torch, transformers, bitsandbytes and the file formats arrive.

@@ -8,8 +8,8 @@ import torch
 
 from meshnet.errors import WrongLayers
 from meshnet.model import LayerRange, merge_layers
-from services.node.engine.attention import CachedSegment
 from services.node.engine.precision import converted
+from services.node.engine.segments import CachedSegment, Segments
 from services.node.engine.shard import Entry, HeldLayer, Rotary, TorchShard
 
 
@@ -61,6 +61,7 @@ class HeldModel:
 
         Returns `[1, tokens, hidden]` in the last layer's dtype. The caches' lengths stay as they are.
         """
+        row = Segments(segments)
         rotations: dict[tuple[torch.dtype, str | None], dict[str, object]] = {}
         for index in layers.layers:
             layer = self._layers[index]
@@ -73,7 +74,7 @@ class HeldModel:
                 attention_mask=None,
                 position_ids=position_ids,
                 use_cache=False,
-                segments=tuple(segments),
+                segments=row,
                 **rotations[kind],
             )
         return converted(hidden, hidden.dtype)

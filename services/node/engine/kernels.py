@@ -18,6 +18,8 @@ NUM_KERNELS = 128
 _KERNEL_CACHES = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")
 # More rows are filled up to a multiple, so that few shapes occur; matrix units take so many at once anyway.
 _ROWS = 16
+# Up to so many rows an LM head of any width is multiplied without a copy of it.
+_FEW_ROWS = 64
 # glibc's mallopt: allocations of this size and more are memory of their own, given back when freed; what is free at the
 # end of the rest is given back from so many bytes on. While weights are loaded almost all are, or else those that stay
 # would leave holes between them that fill up later. Steps would be slower so.
@@ -57,10 +59,7 @@ def padded(rows: torch.Tensor) -> torch.Tensor:
 
 
 class TiedHead(nn.Module):
-    """An LM head without bias that shares the embedding's `weight` `[vocab, hidden]`.
-
-    It is multiplied in pieces, because torch makes a copy of what it multiplies in bfloat16.
-    """
+    """An LM head without bias that shares the embedding's `weight` `[vocab, hidden]`."""
 
     def __init__(self, weight: torch.Tensor) -> None:
         super().__init__()
@@ -69,10 +68,21 @@ class TiedHead(nn.Module):
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         if self.weight.device.type != "cpu" or self.weight.dtype is torch.float32:
             return linear(hidden, self.weight)
-        pieces = torch.split(self.weight, max(1, HEAD_PIECE_VALUES // self.weight.shape[1]))
-        logits = hidden.new_empty(*hidden.shape[:-1], len(self.weight))
+        rows = hidden.reshape(-1, hidden.shape[-1])
+        logits = self._few(rows) if len(rows) <= _FEW_ROWS else self._many(rows)
+        return logits.view(*hidden.shape[:-1], -1)
+
+    def _few(self, rows: torch.Tensor) -> torch.Tensor:
+        """The weights come first: what comes second is what the kernels bring into another order, each time."""
+        # A single one would be multiplied by kernels for vectors, which are slower.
+        filled = pad(rows, (0, 0, 0, 1)) if len(rows) == 1 else padded(rows)
+        return torch.mm(self.weight, filled.t())[:, : len(rows)].t()
+
+    def _many(self, rows: torch.Tensor) -> torch.Tensor:
+        """In pieces, since torch makes a copy of what it multiplies with so many rows."""
+        logits = rows.new_empty(len(rows), len(self.weight))
         end = 0
-        for piece in pieces:
+        for piece in torch.split(self.weight, max(1, HEAD_PIECE_VALUES // self.weight.shape[1])):
             begin, end = end, end + len(piece)
-            logits[..., begin:end] = linear(hidden, piece)
+            logits[:, begin:end] = linear(rows, piece)
         return logits

@@ -29,6 +29,13 @@ class KvCache:
     def blocks_in(self, pool: LayerPool) -> int:
         return sum(region.num_blocks for own, region in self._parts.values() if own is pool)
 
+    def pool(self, layer: int) -> LayerPool:
+        return self._parts[layer][0]
+
+    def first_slot(self, layer: int) -> int:
+        """The token of a layer's memory at which the session begins, until a cache grows."""
+        return self._parts[layer][1].start * BLOCK_TOKENS
+
     def truncate(self, length: int) -> None:
         """Forgets all tokens from `length` on; their memory is written over."""
         assert 0 <= length <= self.length, (length, self.length)

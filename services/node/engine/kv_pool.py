@@ -10,6 +10,8 @@ from meshnet.errors import NoRoom
 from meshnet.model import BLOCK_TOKENS, KvPrecision, LayerRange, ModelManifest, Quantization, blocks_for
 from meshnet.sizes import format_size
 from services.node.core.regions import Move, Region, Regions
+from services.node.engine import huge_pages
+from services.node.engine.cpu.compiled import Bits, bits
 from services.node.engine.device import free_bytes, is_out_of_memory
 from services.node.engine.kv_rows import SCALE_DTYPE, KvFormat, KvRows, kv_format
 
@@ -25,9 +27,12 @@ class LayerPool:
         self.format = kv
         tokens = num_blocks * BLOCK_TOKENS
         # Written to, so that the system really gives the memory now and not in the middle of a step.
-        self._memory = torch.empty(tokens * kv.values, dtype=kv.dtype, device=device).zero_()
+        self._memory = torch.empty(tokens * kv.values, dtype=kv.dtype, device=device)
+        huge_pages.use_when_touched(self._memory)
+        self._memory.zero_()
         self._scales = torch.empty(tokens * kv.scales, dtype=SCALE_DTYPE, device=device).zero_()
         self._rows: KvRows | None = None
+        self._bits: tuple[Bits, Bits] | None = None
 
     @property
     def allocated_bytes(self) -> int:
@@ -42,6 +47,20 @@ class LayerPool:
         for move in self.regions.grow(region, blocks_for(num_tokens)):
             for tensor in self._rows.tensors if self._rows else ():
                 _move(tensor, move)
+
+    def rows(self, kv_heads: int, key_dim: int, value_dim: int) -> KvRows:
+        """All of the memory as K and V `[kv_heads, tokens, ..]`, where they are stored as they are."""
+        if self._rows is None:
+            self._rows = self._divide(KvRows(*(self._memory.new_empty(kv_heads, 0, d) for d in (key_dim, value_dim))))
+        return self._rows
+
+    @property
+    def bits(self) -> tuple[Bits, Bits]:
+        """The memory of K and V in bfloat16 on the CPU, as compiled loops take it, once it has been divided."""
+        if self._bits is None:
+            assert self._rows is not None
+            self._bits = bits(self._rows.keys), bits(self._rows.values)
+        return self._bits
 
     def write(self, region: Region, position: int, rows: KvRows) -> KvRows:
         """Writes what `format` has made of K and V behind the first `position` tokens of a region.

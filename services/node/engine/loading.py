@@ -12,6 +12,7 @@ from transformers.pytorch_utils import Conv1D
 from meshnet.errors import BadFiles, LoadFailed
 from meshnet.model import ModelManifest, Quantization
 from services.node.core.work import ShardSpec
+from services.node.engine.cpu.replacing import with_compiled_parts
 from services.node.engine.exceptions import adapt, compute_buffers
 from services.node.engine.experts import DOWN, GATE_UP, LinearExperts, are_stacked
 from services.node.engine.fused import FusedPart, fused, groups_in
@@ -21,6 +22,7 @@ from services.node.engine.precision import compute_dtype
 from services.node.engine.shard import Entry, HeldLayer, TorchShard
 from services.node.engine.structure import Structure
 from services.node.engine.weights import WeightSource
+from services.node.files.manifest import NF4_BLOCK
 
 
 def load_shard(
@@ -80,6 +82,7 @@ class _Loader:
     def layer(self, index: int) -> HeldLayer:
         name, module = self.structure.layer(index)
         filled = self._fill(name, module, self.quantization)
+        filled = with_compiled_parts(filled, self.device, self.dtype)
         return HeldLayer(adapt(filled), self.dtype, self.structure.rotary_kind(index))
 
     def entry(self) -> Entry:
@@ -92,7 +95,7 @@ class _Loader:
         return Entry(
             embedding=embedding,
             positions=positions,
-            norm=self._fill_named(self.structure.norm),
+            norm=with_compiled_parts(self._fill_named(self.structure.norm), self.device, self.dtype),
             head=TiedHead(embedding.weight) if tied else self._fill_named(self.structure.head),
             dtype=self.dtype,
             position_offset=int(getattr(positions, "offset", 0)),
@@ -120,8 +123,8 @@ class _Loader:
             return self._linear(name, module, quantization)
         if are_stacked(module):
             return self._experts(name, module, quantization)
-        if quantization is Quantization.BFLOAT16:
-            self._fuse(name, module)
+        if quantization is not Quantization.FLOAT32:
+            self._fuse(name, module, quantization)
         for child_name, child in list(module.named_children()):
             if isinstance(child, FusedPart):
                 continue
@@ -163,18 +166,22 @@ class _Loader:
         self.on_bytes(held_bytes(linear))
         return linear
 
-    def _fuse(self, name: str, module: nn.Module) -> None:
+    def _fuse(self, name: str, module: nn.Module, quantization: Quantization) -> None:
         """Puts one linear layer in the place of several that have the same input."""
         for names in groups_in(module):
             children = [module.get_submodule(child) for child in names]
+            first = children[0]
+            assert isinstance(first, nn.Linear)
+            if quantization is Quantization.NF4 and first.in_features % NF4_BLOCK:
+                # A block of values would have parts of two of them.
+                continue
             loaded = [self._weight_and_bias(f"{name}.{own}", child) for own, child in zip(names, children, strict=True)]
             biases = [bias for _, bias in loaded if bias is not None]
             weight = torch.cat([weight for weight, _ in loaded])
             sizes, in_features = [len(weight) for weight, _ in loaded], weight.shape[1]
             del loaded
-            linear = make_linear(
-                weight, torch.cat(biases) if biases else None, Quantization.BFLOAT16, self.device, self.half
-            )
+            bias = torch.cat(biases) if biases else None
+            linear = make_linear(weight, bias, quantization, self.device, self.half)
             self.on_bytes(held_bytes(linear))
             for own, part in zip(names, fused(linear, in_features, sizes), strict=True):
                 setattr(module, own, part)

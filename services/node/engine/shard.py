@@ -85,10 +85,15 @@ class TorchShard:
         return sum(pool.allocated_bytes for pool in self.kv.values())
 
     @property
-    def weight_bytes(self) -> int:
-        """Bytes that its weights take, as measured."""
+    def modules(self) -> list[nn.Module]:
+        """What holds its weights."""
         parts = [layer.module for layer in self.layers.values()]
         if self.entry is not None:
             entry = (self.entry.embedding, self.entry.positions, self.entry.norm, self.entry.head)
             parts += [part for part in entry if part is not None]
-        return held_bytes(nn.ModuleList(parts))
+        return parts
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes that its weights take, as measured."""
+        return held_bytes(nn.ModuleList(self.modules))

@@ -12,10 +12,10 @@ from meshnet.errors import NoRoom
 from meshnet.model import LayerRange, blocks_for
 from services.node.core.batching import TOKEN_BUDGET
 from services.node.core.speeds import PREFILL_TOKENS
-from services.node.engine.attention import CachedSegment
 from services.node.engine.device import is_out_of_memory, peak_bytes
 from services.node.engine.held_model import HeldModel
 from services.node.engine.kv_cache import KvCache
+from services.node.engine.segments import CachedSegment
 from services.node.engine.shard import TorchShard
 
 

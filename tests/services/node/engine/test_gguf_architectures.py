@@ -13,13 +13,13 @@ from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 from meshnet.model import BLOCK_TOKENS, LayerRange, Quantization
 from meshnet.model_files import ModelFiles
 from services.node.core.work import ShardSpec
-from services.node.engine.attention import CachedSegment
 from services.node.engine.config import make_config
 from services.node.engine.gguf_weights import GgufSource
 from services.node.engine.held_model import HeldModel
 from services.node.engine.kv_cache import KvCache
 from services.node.engine.kv_pool import allocate_pools
 from services.node.engine.loading import load_shard
+from services.node.engine.segments import CachedSegment
 from services.node.engine.structure import find_structure
 from services.node.files.gguf_config import gguf_config
 from services.node.files.gguf_header import open_gguf

@@ -44,11 +44,12 @@ def test_a_row_of_zeros_is_zeros() -> None:
     assert not layer(randn(1, 3, 64)).any()
 
 
-def test_a_tied_head_in_pieces_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    weight, hidden = randn(199, 64), randn(3, 64, seed=1)
+@pytest.mark.parametrize("rows", [1, 2, 3, 16, 17, 64, 65, 130])
+def test_a_tied_head_multiplies_like_any_linear_layer(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    weight, hidden = randn(199, 64), randn(rows, 64, seed=1)
     monkeypatch.setattr(kernels, "HEAD_PIECE_VALUES", 1000)
     logits = TiedHead(weight)(hidden)
-    assert logits.shape == (3, 199)
+    assert logits.shape == (rows, 199)
     torch.testing.assert_close(logits, linear(hidden, weight), rtol=2**-7, atol=2**-7)
 
 

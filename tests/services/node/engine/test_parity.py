@@ -16,12 +16,12 @@ from meshnet.model import BLOCK_TOKENS, KvPrecision, LayerRange, Quantization
 from meshnet.model_files import ModelFiles
 from services.node.core.work import ShardSpec
 from services.node.engine import attention
-from services.node.engine.attention import CachedSegment
 from services.node.engine.config import make_config
 from services.node.engine.held_model import HeldModel
 from services.node.engine.kv_cache import KvCache
 from services.node.engine.kv_pool import LayerPool, allocate_pools
 from services.node.engine.loading import load_shard
+from services.node.engine.segments import CachedSegment
 from services.node.engine.structure import find_structure
 from services.node.engine.weights import SafetensorsSource
 from services.node.files.manifest import read_manifest

@@ -1,0 +1,1 @@
+"""What a hop costs, without the layers that it runs."""

@@ -1,0 +1,1 @@
+"""meshnet beside other systems, on one machine in one run."""

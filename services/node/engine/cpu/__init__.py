@@ -1,0 +1,1 @@
+"""What a CPU runs faster than a chain of torch's small operations: compiled loops over bfloat16."""

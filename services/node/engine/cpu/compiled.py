@@ -1,0 +1,86 @@
+"""The loops as machine code, which is kept on disk between runs where that can be written."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numba
+import numpy as np
+import torch
+from numba import float32, int64, njit, set_num_threads, uint16, void
+
+from services.node.engine.cpu import loops
+
+# Sums may be taken in any order; what is not a number stays so, and a division by zero gives what it gives in torch.
+_OPTIONS: dict[str, Any] = {"fastmath": {"reassoc", "contract", "nsz", "arcp"}, "error_model": "numpy", "nogil": True}
+
+_config: Any = numba.config
+_ROW, _ROWS, _HEADS, _TOKENS = uint16[::1], uint16[:, ::1], uint16[:, :, ::1], int64[::1]
+_SIGNATURES = {
+    "rms_norm": void(_ROWS, _ROW, float32, _ROWS),
+    "silu_mul": void(_ROWS, _ROWS),
+    "rotate": void(_ROWS, int64, _ROWS, _ROWS),
+    "norm_heads": void(_ROWS, int64, int64, _ROW, float32),
+    "store": void(_ROWS, int64, _HEADS, _HEADS, _TOKENS),
+}
+_ATTEND = void(_ROWS, _HEADS, _HEADS, _TOKENS, _TOKENS, _TOKENS, float32, _ROWS)
+
+Loop = Callable[..., None]
+Bits = np.ndarray[Any, np.dtype[np.uint16]]
+
+
+def loop(name: str) -> Loop:
+    """One of the loops, compiled for as many threads as torch has."""
+    return _loop(name, torch.get_num_threads())
+
+
+def attend_loop(head_dim: int, group: int) -> Loop:
+    """The loop of attention for heads of this size, `group` of which share keys."""
+    return _attend_loop(head_dim, group, torch.get_num_threads())
+
+
+def bits(tensor: torch.Tensor) -> Bits:
+    """A bfloat16 tensor's own memory as loops take it."""
+    array: Bits = tensor.view(torch.uint16).numpy()
+    return array
+
+
+@functools.cache
+def _loop(name: str, threads: int) -> Loop:
+    return _compiled(getattr(loops, name), _SIGNATURES[name], threads)
+
+
+@functools.cache
+def _attend_loop(head_dim: int, group: int, threads: int) -> Loop:
+    return _compiled(loops.make_attend(head_dim, group), _ATTEND, threads)
+
+
+def _compiled(function: Callable[..., None], signature: Any, threads: int) -> Loop:
+    """At once and for these types only: no step waits for a compiler."""
+    parallel = threads > 1
+    if parallel:
+        # The one that is always there. It lets one thread call at a time.
+        _config.THREADING_LAYER = "workqueue"
+    try:
+        code: Loop = njit(signature, cache=True, parallel=parallel, **_OPTIONS)(function)
+    except RuntimeError as error:
+        if "cannot cache" not in str(error):
+            raise
+        # There is no place on disk for it.
+        code = njit(signature, parallel=parallel, **_OPTIONS)(function)
+    return _in_turn(code, threads) if parallel else code
+
+
+_turn = threading.Lock()
+
+
+def _in_turn(code: Loop, threads: int) -> Loop:
+    def call(*arguments: Any) -> None:
+        with _turn:
+            set_num_threads(min(threads, _config.NUMBA_NUM_THREADS))
+            code(*arguments)
+
+    return call
