@@ -39,8 +39,8 @@ from meshnet.topology import DeployedModel
 _NODE_HELP = (
     "A machine, the tracker-node first; repeatable. 24GB, or one of "
     f"{', '.join(PRESETS)}, or KEY=VALUE with commas: name, memory, quantization (bfloat16+int8), bandwidth (40GB/s), "
-    "compute (2TFLOPS), layer (0.1ms that each layer takes on top), link (1Gbit/s), delay (0.2ms), and of nodes that share "
-    "a machine: machine (its name), cores, shared (20GB/s that they read together). 4*SPEC: several."
+    "compute (2TFLOPS), layer (0.1ms that each layer takes on top), link (1Gbit/s), delay (0.2ms), and of nodes that "
+    "share a machine: machine (its name), cores, shared (20GB/s that they read together). 4*SPEC: several."
 )
 
 
@@ -48,8 +48,8 @@ def estimate_command(
     model: Annotated[
         str | None,
         typer.Option(
-            help="ID=PATH or PATH of a Hugging Face directory, of a GGUF file or of a config.json alone; hf:ORG/NAME; or "
-            "without --node a model that the mesh knows. Default there: the first that is deployed."
+            help="ID=PATH or PATH of a Hugging Face directory, of a GGUF file or of a config.json alone; hf:ORG/NAME; "
+            "or without --node a model that the mesh knows. Default there: the first that is deployed."
         ),
     ] = None,
     node: Annotated[list[str] | None, typer.Option(help=_NODE_HELP, metavar="SPEC")] = None,
@@ -75,10 +75,7 @@ def estimate_command(
     questions = Questions(tuple(prompt or (512, 2048)), tuple(streams or (1, 4, 16, 64)), new_tokens)
     wish = DeployWish(model or "", kv_tokens or 0, 0, context or 0, sessions or 0, replicas or 0, kv)
     try:
-        if node:
-            told = _of_specs(model, parse_nodes(node), wish, questions)
-        else:
-            told = _of_mesh(tracker, wish, questions)
+        told = _of_specs(model, parse_nodes(node), wish, questions) if node else _of_mesh(tracker, wish, questions)
     except (InvalidRequest, UnknownModel) as error:
         typer.echo(f"meshnet estimate: {error}", err=True)
         raise typer.Exit(2) from None

@@ -18,8 +18,8 @@ LEASE_SECONDS, HEARTBEAT_SECONDS = 3600, 1200
 
 @contextmanager
 def scratch_tracker() -> Iterator[str]:
-    """Starts one on loopback, yields its address and ends it. It is the tracker that a mesh would have, so what it plans
-    is what it would plan there."""
+    """Starts one on loopback, yields its address and ends it. It is the tracker that a mesh would have, so what it
+    plans is what it would plan there."""
     with tempfile.TemporaryDirectory(prefix="meshnet-estimate-") as folder:
         processes = Processes(Path(folder))
         timing = ["--lease", str(LEASE_SECONDS), "--heartbeat", str(HEARTBEAT_SECONDS)]

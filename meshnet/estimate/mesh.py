@@ -6,6 +6,7 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from meshnet.errors import MissingLayers
 from meshnet.estimate.hardware import Hardware, make_head, make_stage
@@ -152,7 +153,7 @@ def make_pipeline(topology: Topology, model: DeployedModel, route: Route, surrou
         surroundings.hardware[ids[0]], model.manifest, _quantization(entry, model.model_id, LayerRange(0, 1))
     )
     stages = tuple(_stage(topology.nodes[hop.node_id], model, hop, surroundings) for hop in route)
-    ways = tuple(surroundings.way(one, other) for one, other in zip(ids, ids[1:], strict=False))
+    ways = tuple(surroundings.way(one, other) for one, other in pairwise(ids))
     back = surroundings.way(ids[-1], ids[0]) if ways else None
     return Pipeline(stages, head, model.manifest.hidden_size, ways, back, surroundings.frames)
 

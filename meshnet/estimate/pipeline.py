@@ -13,7 +13,7 @@ machine) has served them all.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -24,6 +24,7 @@ BYTES_PER_ELEMENT = 2
 
 Resource = tuple[str, str]
 """What frames take turns at: its kind, and whose it is."""
+_Taken = defaultdict[Resource, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +57,9 @@ class Machine:
 
     cores: float | None = None
     bytes_per_second: float | None = None
+
+
+UNSHARED = Machine()
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,9 +193,9 @@ def _choosing_seconds(pipeline: Pipeline, rows: int) -> float:
 
 def _shared_seconds(pipeline: Pipeline, machines: dict[str, Machine], sizes: Sequence[int]) -> float:
     """What the machines take for all chunks if their nodes work at once."""
-    taken: Counter[Resource] = Counter()
+    taken: _Taken = defaultdict(float)
     for stage in pipeline.stages:
-        machine = machines.get(stage.machine, Machine())
+        machine = machines.get(stage.machine, UNSHARED)
         busy = sum(chunk_seconds(stage, size, index * CHUNK_TOKENS) for index, size in enumerate(sizes))
         _take(taken, stage.machine, machine, busy, len(sizes) * stage.costs.step_bytes)
     return max(taken.values(), default=0.0)
@@ -199,18 +203,16 @@ def _shared_seconds(pipeline: Pipeline, machines: dict[str, Machine], sizes: Seq
 
 def _demand(pipeline: Pipeline, machines: dict[str, Machine], num_streams: int, cached: float) -> _Demand:
     shares = pipeline.shares(num_streams)
-    taken: Counter[Resource] = Counter()
+    taken: _Taken = defaultdict(float)
     for rows in shares:
         _take_frame(taken, pipeline, machines, rows, cached)
     rate = sum(rows / frame_seconds(pipeline, rows, cached) for rows in shares)
     return _Demand(rate, {resource: seconds / num_streams for resource, seconds in taken.items() if seconds})
 
 
-def _take_frame(
-    taken: Counter[Resource], pipeline: Pipeline, machines: dict[str, Machine], rows: int, cached: float
-) -> None:
+def _take_frame(taken: _Taken, pipeline: Pipeline, machines: dict[str, Machine], rows: int, cached: float) -> None:
     for index, stage in enumerate(pipeline.stages):
-        machine = machines.get(stage.machine, Machine())
+        machine = machines.get(stage.machine, UNSHARED)
         busy = stage_seconds(stage, rows, cached) + (pipeline.frames.hop if pipeline.back else 0.0)
         read = stage.costs.step_bytes + rows * cached * stage.costs.cached_bytes
         if index == 0:
@@ -225,7 +227,7 @@ def _take_frame(
         taken["link to", receiver.node_id] += way.sending(pipeline.bytes(rows))
 
 
-def _take(taken: Counter[Resource], name: str, machine: Machine, busy: float, read: float) -> None:
+def _take(taken: _Taken, name: str, machine: Machine, busy: float, read: float) -> None:
     if machine.cores:
         taken["cores of", name] += busy / machine.cores
     if machine.bytes_per_second:

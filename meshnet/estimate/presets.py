@@ -1,6 +1,6 @@
 """Ordinary machines by name.
 
-Published figures are peaks. Steps reach so much of them: reading weights in large pieces `REACHED_BANDWIDTH`, multiplying
+Published figures are peaks. Steps are taken to reach so much of them: reading weights `REACHED_BANDWIDTH`, multiplying
 a chunk of 128 tokens `REACHED_COMPUTE`. What a preset lends is below what is printed on the box, because the driver, a
 screen and torch need some: 24 GB are lent of 24 GiB.
 """

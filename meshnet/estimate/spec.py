@@ -9,7 +9,7 @@ from typing import Any
 
 from meshnet.errors import InvalidRequest
 from meshnet.estimate.hardware import Hardware
-from meshnet.estimate.pipeline import Machine
+from meshnet.estimate.pipeline import UNSHARED, Machine
 from meshnet.estimate.presets import DEFAULT_PRESET, PRESETS
 from meshnet.estimate.units import parse_byte_rate, parse_compute, parse_count, parse_link_rate, parse_time
 from meshnet.model import Quantization, parse_quantizations
@@ -39,9 +39,9 @@ _KEYS: Mapping[str, Callable[[str], Any]] = {
 
 @dataclass(frozen=True, slots=True)
 class NodeSpec:
-    """A node that may not exist yet. `link_bytes_per_second` is of its link to all others, `delay_seconds` the time of a
-    byte from it to another node like it. Nodes of one `machine` have no link between them, and share what `shared` says
-    it has."""
+    """A node that may not exist yet. `link_bytes_per_second` is of its link to all others, `delay_seconds` the time of
+    a byte from it to another node like it. Nodes of one `machine` have no link between them, and share what `shared`
+    says it has."""
 
     node_id: str
     memory_bytes: int
@@ -50,7 +50,7 @@ class NodeSpec:
     link_bytes_per_second: float = DEFAULT_LINK_BYTES_PER_SECOND
     delay_seconds: float = DEFAULT_DELAY_SECONDS
     machine: str = ""
-    shared: Machine = Machine()
+    shared: Machine = UNSHARED
 
     @property
     def machine_id(self) -> str:
@@ -59,7 +59,7 @@ class NodeSpec:
 
 
 def parse_nodes(texts: Iterable[str]) -> tuple[NodeSpec, ...]:
-    """The nodes of some SPECs, of which the first is the tracker-node's. Raises InvalidRequest, which names the SPEC."""
+    """The nodes of some SPECs, the tracker-node's first. Raises InvalidRequest, which names the SPEC."""
     nodes: list[NodeSpec] = []
     for text in texts:
         try:

@@ -26,7 +26,7 @@ def main(
     model: Annotated[
         str,
         typer.Argument(
-            help="ID=PATH or PATH of a Hugging Face directory, of a GGUF file or of a config.json alone, or hf:ORG/NAME."
+            help="ID=PATH or PATH of a Hugging Face directory, of a GGUF file or of a config.json alone; hf:ORG/NAME."
         ),
     ],
     kv_tokens: Annotated[int | None, typer.Option(help="Default: the model's context length.", min=1)] = None,
