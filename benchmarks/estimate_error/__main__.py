@@ -10,8 +10,9 @@ falls on both. The medians of the first are what the estimate is made from; thos
 from __future__ import annotations
 
 import argparse
-import os
+import signal
 import statistics
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -33,7 +34,6 @@ from benchmarks.estimate_error.meshes import LONG_PROMPT, SESSIONS, Bare, Measur
 from benchmarks.estimate_error.steps import CACHED, Worker
 from benchmarks.streams import MODEL
 from meshnet.estimate.mesh import Questions, Surroundings, estimate
-from meshnet.service import EXIT_WITH_PARENT
 from meshnet.topology import Topology
 
 LARGEST_ERROR = 0.2
@@ -59,8 +59,8 @@ def main() -> None:
     counts = sorted({1, *map(int, arguments.nodes.split(","))})
     console = Console(highlight=False)
 
-    # Whatever ends this process ends the meshes too.
-    os.environ[EXIT_WITH_PARENT] = str(os.getpid())
+    # Told to end, it ends the meshes too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     calibrations: list[Calibration] = []
     bare: dict[int, list[Bare]] = {count: [] for count in counts}
     measured: dict[int, list[Measured]] = {count: [] for count in counts}

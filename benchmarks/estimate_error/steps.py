@@ -66,6 +66,8 @@ class Worker(AbstractContextManager["Worker"]):
         assert self._process.stdout
         self._process.stdin.close()
         self._process.stdout.close()
+        # It has nothing to put in order, and torch takes its time to leave.
+        self._process.kill()
         self._process.wait(STOP_SECONDS)
 
 

@@ -7,6 +7,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import accumulate
 
+# No step has as many.
+MANY_ROWS = 1e9
+
 
 @dataclass(frozen=True, slots=True)
 class Curve:
@@ -25,7 +28,7 @@ class Curve:
     @staticmethod
     def roofline(fixed: float, floor: float, each: float) -> Curve:
         """`fixed` seconds, and the longer of `floor` (reading weights) and `each` for each row (multiplying)."""
-        if not each:
+        if each * MANY_ROWS <= floor:
             return Curve(((1.0, fixed + floor),))
         knee = max(floor / each, 1.0)
         return Curve(((knee, fixed + each * knee), (2 * knee, fixed + 2 * each * knee)))

@@ -31,7 +31,7 @@ from meshnet.topology import DeployedModel, Hop, Node, Topology
 # An entry node proves as many.
 MAX_ROUTES = 8
 # What `python -m benchmarks.estimate_error` measured of nodes that do nothing else, over loopback.
-USUAL_FRAMES = FrameCosts(step=0.0015, row=0.0003, hop=0.0015, aside=0.0005)
+USUAL_FRAMES = FrameCosts(step=0.0006, row=0.0002, hop=0.0006)
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,11 +21,11 @@ GB = 10**9
 
 @dataclass(frozen=True, slots=True)
 class Preset:
-    """`memory_bytes` is what such a machine lends."""
+    """`memory_bytes` is what such a machine lends. `own_memory`: several in one machine do not share it."""
 
     memory_bytes: int
     hardware: Hardware
-    about: str
+    own_memory: bool = False
 
 
 def _published(bandwidth_gb: float, tflops: float, layer_seconds: float) -> Hardware:
@@ -34,15 +34,15 @@ def _published(bandwidth_gb: float, tflops: float, layer_seconds: float) -> Hard
 
 PRESETS = {
     # Measured, not published: what one thread of a Xeon with AMX reaches with SmolLM2-135M in bfloat16.
-    "cpu-core": Preset(4 * GB, Hardware(13e9, 145e9, 0.00005), "one thread of a server CPU with AMX"),
+    "cpu-core": Preset(4 * GB, Hardware(13e9, 145e9, 0.00005)),
     # Two channels of DDR5-5600: 2 x 8 bytes x 5.6 GHz. Eight cores with two 256-bit FMA units at 4.5 GHz: 8 x 32 x 4.5
     # in float32 (intel.com, amd.com: specifications of desktop processors of 2022 and later).
-    "desktop": Preset(24 * GB, _published(89.6, 1.15, CPU_LAYER_SECONDS), "eight cores, two channels of DDR5-5600"),
+    "desktop": Preset(24 * GB, _published(89.6, 1.15, CPU_LAYER_SECONDS)),
     # 936 GB/s, 71 dense FP16 tensor TFLOPS with FP32 accumulate: "NVIDIA Ampere GA102 GPU Architecture", 2021, table 2.
-    "rtx3090": Preset(24 * GB, _published(936, 71, GPU_LAYER_SECONDS), "NVIDIA RTX 3090, 24 GB"),
+    "rtx3090": Preset(24 * GB, _published(936, 71, GPU_LAYER_SECONDS), own_memory=True),
     # 1008 GB/s, 165.2 dense FP16 tensor TFLOPS with FP32 accumulate: "NVIDIA Ada GPU Architecture", 2022, appendix A.
-    "rtx4090": Preset(24 * GB, _published(1008, 165.2, GPU_LAYER_SECONDS), "NVIDIA RTX 4090, 24 GB"),
+    "rtx4090": Preset(24 * GB, _published(1008, 165.2, GPU_LAYER_SECONDS), own_memory=True),
     # 2039 GB/s, 312 dense bfloat16 tensor TFLOPS: "NVIDIA A100 80GB" datasheet, 2021.
-    "a100": Preset(80 * GB, _published(2039, 312, GPU_LAYER_SECONDS), "NVIDIA A100, 80 GB"),
-}  # fmt: skip
+    "a100": Preset(80 * GB, _published(2039, 312, GPU_LAYER_SECONDS), own_memory=True),
+}
 DEFAULT_PRESET = "desktop"

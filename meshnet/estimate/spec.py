@@ -41,7 +41,7 @@ _KEYS: Mapping[str, Callable[[str], Any]] = {
 class NodeSpec:
     """A node that may not exist yet. `link_bytes_per_second` is of its link to all others, `delay_seconds` the time of
     a byte from it to another node like it. Nodes of one `machine` have no link between them, and share what `shared`
-    says it has."""
+    says it has. `own_memory`: of that they do not share the memory."""
 
     node_id: str
     memory_bytes: int
@@ -51,6 +51,7 @@ class NodeSpec:
     delay_seconds: float = DEFAULT_DELAY_SECONDS
     machine: str = ""
     shared: Machine = UNSHARED
+    own_memory: bool = False
 
     @property
     def machine_id(self) -> str:
@@ -77,8 +78,8 @@ def parse_nodes(texts: Iterable[str]) -> tuple[NodeSpec, ...]:
 
 
 def machines_of(nodes: Iterable[NodeSpec]) -> dict[str, Machine]:
-    """What the nodes of each machine share. Their memory is read as fast as the fastest node alone reads it, unless a
-    SPEC says how fast all together do. Raises InvalidRequest if two SPECs say otherwise."""
+    """What the nodes of each machine share. Its memory is read as fast as the fastest node alone reads it, unless a
+    SPEC says how fast all together do; cards have their own. Raises InvalidRequest if two SPECs say otherwise."""
     by_machine: dict[str, list[NodeSpec]] = {}
     for node in nodes:
         by_machine.setdefault(node.machine_id, []).append(node)
@@ -90,7 +91,7 @@ def _shared(name: str, members: list[NodeSpec]) -> Machine:
     rates = {node.shared.bytes_per_second for node in members if node.shared.bytes_per_second is not None}
     if len(cores) > 1 or len(rates) > 1:
         raise InvalidRequest(f"the nodes of machine {name!r} differ in cores= or shared=, which are of the machine")
-    alone = max(node.hardware.bytes_per_second for node in members)
+    alone = max((node.hardware.bytes_per_second for node in members if not node.own_memory), default=None)
     return Machine(next(iter(cores), None), next(iter(rates), alone))
 
 
@@ -159,6 +160,7 @@ def _spec(stated: dict[str, Any]) -> NodeSpec:
         delay_seconds=stated.get("delay", DEFAULT_DELAY_SECONDS),
         machine=stated.get("machine", ""),
         shared=Machine(stated.get("cores"), stated.get("shared")),
+        own_memory=preset.own_memory,
     )
 
 
