@@ -38,11 +38,11 @@ PRESETS = {
     # Two channels of DDR5-5600: 2 x 8 bytes x 5.6 GHz. Eight cores with two 256-bit FMA units at 4.5 GHz: 8 x 32 x 4.5
     # in float32 (intel.com, amd.com: specifications of desktop processors of 2022 and later).
     "desktop": Preset(24 * GB, _published(89.6, 1.15, CPU_LAYER_SECONDS)),
-    # 936 GB/s, 71 dense FP16 tensor TFLOPS with FP32 accumulate: "NVIDIA Ampere GA102 GPU Architecture", 2021, table 2.
+    # 936 GB/s, 71 dense FP16 tensor TFLOPS with FP32 accumulate: "NVIDIA Ampere GA102 GPU Architecture", appendix A.
     "rtx3090": Preset(24 * GB, _published(936, 71, GPU_LAYER_SECONDS), own_memory=True),
-    # 1008 GB/s, 165.2 dense FP16 tensor TFLOPS with FP32 accumulate: "NVIDIA Ada GPU Architecture", 2022, appendix A.
+    # 1008 GB/s, 165.2 dense FP16 tensor TFLOPS with FP32 accumulate: "NVIDIA Ada GPU Architecture", appendix A.
     "rtx4090": Preset(24 * GB, _published(1008, 165.2, GPU_LAYER_SECONDS), own_memory=True),
-    # 2039 GB/s, 312 dense bfloat16 tensor TFLOPS: "NVIDIA A100 80GB" datasheet, 2021.
+    # 2039 GB/s, 312 dense bfloat16 tensor TFLOPS: "NVIDIA A100 80GB" datasheet.
     "a100": Preset(80 * GB, _published(2039, 312, GPU_LAYER_SECONDS), own_memory=True),
 }
 DEFAULT_PRESET = "desktop"
