@@ -76,10 +76,10 @@ def _measure_once(url: str, seed: int) -> Measured:
     (alone,) = asyncio.run(_streams(url, 1, seed, NEW_TOKENS))
     many = asyncio.run(_streams(url, SESSIONS, seed + 1, NEW_TOKENS))
     (first,) = asyncio.run(_streams(url, 1, seed + 100, 1, LONG_PROMPT))
-    return Measured((alone.num_tokens - 1) / sum(alone.gaps), _steady_rate(many), first.first)
+    return Measured((alone.num_tokens - 1) / sum(alone.gaps), steady_rate(many), first.first)
 
 
-def _steady_rate(streams: list[Stream]) -> float:
+def steady_rate(streams: list[Stream]) -> float:
     """Tokens a second while all streams decode: from when the last one begins until the first one ends."""
     begin = max(stream.first for stream in streams)
     end = min(stream.first + sum(stream.gaps) for stream in streams)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import zlib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from meshnet.errors import MissingLayers
@@ -133,15 +133,12 @@ def estimate(
         return told
     machines = dict(surroundings.machines)
     room = _most_sessions(routes, model.kv_tokens // questions.room_tokens)
-    return Estimate(
-        told.model_id,
-        told.kv_tokens,
-        told.nodes,
-        told.shortfalls,
-        told.routes,
-        tuple(_prompt(prefill(pipelines[0], machines, num_tokens)) for num_tokens in questions.prompts),
-        frame_seconds(pipelines[0], 1, questions.cached),
-        tuple(_streams(pipelines, machines, number, room, questions.cached) for number in questions.streams),
+    cached = questions.cached
+    return replace(
+        told,
+        prompts=tuple(_prompt(prefill(pipelines[0], machines, num_tokens)) for num_tokens in questions.prompts),
+        token_seconds=frame_seconds(pipelines[0], 1, cached),
+        streams=tuple(_streams(pipelines, machines, number, room, cached) for number in questions.streams),
     )
 
 

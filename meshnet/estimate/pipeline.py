@@ -219,7 +219,7 @@ def _take_frame(taken: _Taken, pipeline: Pipeline, machines: dict[str, Machine],
             busy += _choosing_seconds(pipeline, rows)
             read += pipeline.head.step_bytes
             _take(taken, stage.machine, machine, rows * pipeline.frames.aside, 0.0)
-        taken["node", stage.node_id] += busy
+        taken["steps of", stage.node_id] += busy
         _take(taken, stage.machine, machine, busy, read)
     for index, way in enumerate(pipeline.hops):
         sender, receiver = pipeline.stages[index], pipeline.stages[(index + 1) % len(pipeline.stages)]

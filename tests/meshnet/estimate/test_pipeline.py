@@ -57,7 +57,7 @@ def test_a_lone_stream_waits_for_all_stages_and_hops() -> None:
 def test_as_many_streams_as_stages_keep_the_slowest_at_work() -> None:
     found = tokens_per_second([pipeline(0.1, 0.1, 0.2)], {}, 3, 0)
     assert found.tokens_per_second == pytest.approx(1 / 0.2)
-    assert found.limit == "node n2"
+    assert found.limit == "steps of n2"
     # Four rows in two of the frames and three in one cost no more than one row each.
     assert rate(pipeline(0.1, 0.1, 0.2), 11) == pytest.approx(11 / 0.6)
 
