@@ -73,7 +73,7 @@ def main() -> None:
                 bare[count].append(measure_bare(mesh))
             with mesh_of(count) as (mesh, topologies[count]):
                 measured[count].append(measure(mesh))
-            console.print(f"{measured[count][-1]}", style="dim")
+            console.print(f"{measured[count][-1]}", style="dim", soft_wrap=True)
     calibration = median_calibration(calibrations)
     frames = {count: median_bare(found) for count, found in bare.items()}
     _say_calibration(console, calibration, frames, topologies[1])
@@ -124,7 +124,7 @@ def _say_calibration(console: Console, calibration: Calibration, bare: Mapping[i
         f"frames: {1000 * frames.step:.2f} ms a step, {1000 * frames.row:.2f} ms a row, {1000 * frames.hop:.2f} ms a "
         f"hop, {1000 * frames.aside:.2f} ms a token aside"
     )
-    console.print(f"--node {spec_of(calibration, topology.models[MODEL].manifest)}\n")
+    console.print(f"--node {spec_of(calibration, topology.models[MODEL].manifest)}\n", soft_wrap=True)
 
 
 def _say_rows(console: Console, rows: Sequence[Row]) -> None:
