@@ -30,7 +30,7 @@ from meshnet.topology import DeployedModel, Hop, Node, Topology
 
 # An entry node proves as many.
 MAX_ROUTES = 8
-# What `python -m benchmarks.estimate_error` measured of nodes that do nothing else, over loopback.
+# Of stubs over loopback on one busy machine; `python -m benchmarks.estimate_error` measures it.
 USUAL_FRAMES = FrameCosts(step=0.0006, row=0.0002, hop=0.0006)
 
 
