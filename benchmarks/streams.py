@@ -68,12 +68,20 @@ def specs(num_nodes: int) -> list[NodeSpec]:
     ]
 
 
-async def ask(client: httpx.AsyncClient, url: str, seed: int) -> Stream:
+async def ask(
+    client: httpx.AsyncClient,
+    url: str,
+    seed: int,
+    prompt_tokens: int = PROMPT_TOKENS,
+    new_tokens: int = NEW_TOKENS,
+    *,
+    ignore_eos: bool = False,
+) -> Stream:
     draw = random.Random(seed)
-    prompt = [draw.randrange(1000, VOCABULARY) for _ in range(PROMPT_TOKENS)]
+    prompt = [draw.randrange(1000, VOCABULARY) for _ in range(prompt_tokens)]
     body = {
-        "model": MODEL, "prompt": prompt, "max_tokens": NEW_TOKENS, "temperature": 0, "stream": True,
-        "stream_options": {"include_usage": True},
+        "model": MODEL, "prompt": prompt, "max_tokens": new_tokens, "temperature": 0, "stream": True,
+        "stream_options": {"include_usage": True}, "ignore_eos": ignore_eos,
     }  # fmt: skip
     started, moments, num_tokens = time.monotonic(), [], 0
     async with client.stream("POST", f"{url}/v1/completions", json=body) as answer:
@@ -85,6 +93,8 @@ async def ask(client: httpx.AsyncClient, url: str, seed: int) -> Stream:
                     moments.append(time.monotonic())
                 if event.get("usage"):
                     num_tokens = event["usage"]["completion_tokens"]
+    # Tokens that make no text make no event.
+    moments = moments or [time.monotonic()]
     gaps = tuple(b - a for a, b in pairwise(moments))
     return Stream(num_tokens, moments[0] - started, gaps)
 

@@ -13,6 +13,7 @@ from meshnet.model import (
     ModelManifest,
     Quantization,
     WeightBytes,
+    Workspace,
     blocks_for,
 )
 
@@ -54,6 +55,10 @@ class Inspection:
                     "layers": layers,
                     "entry": WeightBytes(**manifest["entry"]),
                     "steps": tuple(LayerStep(**step) for step in manifest["steps"]),
+                    "workspaces": tuple(
+                        Workspace(found["kv_tokens"], WeightBytes(**found["at_precision"]))
+                        for found in manifest["workspaces"]
+                    ),
                 }
             ),
             kv_tokens=stated["kv_tokens"],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -12,8 +13,10 @@ from meshnet import convert, convert_admin, rpc
 from meshnet.admin import DeployWish, Event, NodeDescription, PlanPreview
 from meshnet.directive import Directive
 from meshnet.errors import MeshnetError
-from meshnet.topology import NOT_PROBED, DeployedModel, RouteProbe, Topology
+from meshnet.model import ModelManifest
+from meshnet.topology import NOT_PROBED, DeployedModel, Node, RouteProbe, Topology
 from meshnet.v1 import admin_pb2, admin_pb2_grpc, tracker_pb2, tracker_pb2_grpc
+from meshnet.wire import WIRE_VERSION
 
 CALL_TIMEOUT = 5.0
 
@@ -33,6 +36,22 @@ class AdminClient:
     def topology(self) -> Topology:
         message = self._tracker.GetTopology(tracker_pb2.GetTopologyRequest(), timeout=CALL_TIMEOUT)
         return convert.topology_from_proto(message)
+
+    def manifests(self) -> dict[str, ModelManifest]:
+        """Of all models that the mesh knows, deployed or not, by id."""
+        answer = self._admin.ListModels(admin_pb2.ListModelsRequest(), timeout=CALL_TIMEOUT)
+        manifests = (convert.manifest_from_proto(known.manifest) for known in answer.models)
+        return {manifest.model_id: manifest for manifest in manifests}
+
+    def register(self, node: Node, manifests: Sequence[ModelManifest]) -> None:
+        """As the node itself would. It is lost again when its lease runs out."""
+        request = tracker_pb2.RegisterRequest(
+            node=convert.node_to_proto(node),
+            incarnation=uuid.uuid4().hex,
+            manifests=[convert.manifest_to_proto(manifest) for manifest in manifests],
+            wire_version=WIRE_VERSION,
+        )
+        self._tracker.Register(request, timeout=CALL_TIMEOUT)
 
     def shortfalls(self) -> dict[str, str]:
         """By model: what could not be placed, for those where something could not."""

@@ -19,6 +19,7 @@ from meshnet.cli.chat import Answering, ChatFailed, first_model, run_chat
 from meshnet.cli.coverage_picture import coverage_picture
 from meshnet.cli.describe import describe
 from meshnet.cli.directives import directives
+from meshnet.cli.estimate import estimate_command
 from meshnet.cli.events import events
 from meshnet.cli.launch import MeshPlan, NodePlan
 from meshnet.cli.models import app as models_app
@@ -299,6 +300,8 @@ app.add_typer(models_app, name="models")
 
 for command in (describe, directives, plan, rebalance, events):
     app.command()(command)
+
+app.command(name="estimate")(estimate_command)
 
 
 @app.command()

@@ -32,7 +32,10 @@ def _models() -> None:
 
 @app.command()
 def inspect(
-    model: Annotated[str, typer.Argument(help="ID=PATH or PATH of a Hugging Face directory or a GGUF file.")],
+    model: Annotated[
+        str,
+        typer.Argument(help="ID=PATH or PATH of a Hugging Face directory, of a GGUF file or of a config.json alone."),
+    ],
     kv_tokens: Annotated[
         int | None, typer.Option(help="Tokens of KV cache in each layer. Default: the model's context length.", min=1)
     ] = None,
@@ -40,21 +43,21 @@ def inspect(
     as_json: JsonOption = False,
 ) -> None:
     """Show what a model weighs at each precision and what of it fits on which node. Reads only the files' headers."""
-    inspection = Inspection.from_json(_read_headers(model, kv_tokens, kv))
+    inspection = read_headers(model, kv_tokens, kv)
     if as_json:
         print_json(asdict(inspection) | {"fits": _all_fits(inspection)})
     else:
         console.print(inspection_picture(inspection))
 
 
-def _read_headers(model: str, kv_tokens: int | None, kv: KvPrecision) -> str:
-    """The JSON of an Inspection, from the service that knows weight files; it says itself what is wrong with them."""
+def read_headers(model: str, kv_tokens: int | None = None, kv: KvPrecision = KvPrecision.BFLOAT16) -> Inspection:
+    """From the service that knows weight files; it says itself what is wrong with them. Raises typer.Exit."""
     arguments = ["--kv", kv.value, *(["--kv-tokens", str(kv_tokens)] if kv_tokens else [])]
     command = [sys.executable, "-m", "services.node.inspecting", *arguments, "--", model]
     outcome = subprocess.run(command, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True, check=False)
     if outcome.returncode:
         raise typer.Exit(outcome.returncode)
-    return outcome.stdout
+    return Inspection.from_json(outcome.stdout)
 
 
 def _all_fits(inspection: Inspection) -> list[dict[str, Any]]:
