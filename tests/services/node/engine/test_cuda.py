@@ -14,6 +14,7 @@ import torch
 
 from meshnet.model import Quantization
 from services.node.core.work import Sampling
+from services.node.engine.fused import GROUPS
 from tests.oracle import quantize
 from tests.parity import Reference
 from tests.services.node.engine.comparison import CUDA, DEVICES, PARTS, in_steps, make_case
@@ -62,6 +63,14 @@ def test_what_a_shard_holds_is_on_its_device(tmp_path: Path, device: str, quanti
     assert {tensor.device.type for tensor in [*module.parameters(), *module.buffers()]} == {device}
 
 
+def separated(name: str) -> list[str]:
+    """What transformers calls a layer, or those of which one was made."""
+    parent, _, own = name.removesuffix(".group.linear").rpartition(".")
+    siblings = {"output": ["o_proj"], "down": ["down_proj"], "qkv": list(GROUPS[0]), "gate_up": list(GROUPS[1])}
+    siblings |= {group[0]: list(group) for group in GROUPS if name.endswith(".group.linear")}
+    return [f"{parent}.{sibling}" for sibling in siblings.get(own, [own])]
+
+
 # Falcon's linear layers are of a class of their own, which transformers passes over.
 @pytest.mark.parametrize("kind", [kind for kind in TINY if TINY[kind]["model_type"] != "falcon"])
 def test_the_modules_that_are_quantized_are_those_that_transformers_quantizes(tmp_path: Path, kind: str) -> None:
@@ -72,9 +81,10 @@ def test_the_modules_that_are_quantized_are_those_that_transformers_quantizes(tm
     wanted = quantize(Reference(files.path).model, Quantization.NF4)
     shard = load(files, splits_of(4)[0], Quantization.NF4)
     seen = {
-        f"{index}.{name.removeprefix('layer.')}"
+        f"{index}.{whole}"
         for index, layer in shard.layers.items()
         for name, module in layer.module.named_modules()
         if isinstance(module, Linear4bit) and ".experts." not in name
+        for whole in separated(name.removeprefix("layer."))
     }
     assert seen == {name.partition("layers.")[2] or name.partition("h.")[2] for name in wanted}

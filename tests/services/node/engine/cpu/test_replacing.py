@@ -65,7 +65,7 @@ def test_loops_are_as_near_to_float32_as_torch(kind: str, tmp_path: Path, monkey
         ("qwen3", (RmsNorm, GatedLayer, PackedAttention)),
         ("smollm3", (RmsNorm, GatedLayer, PackedAttention)),
         ("mistral-window", (RmsNorm, GatedLayer, PackedAttention)),
-        ("qwen3_moe", (RmsNorm, PackedAttention)),
+        ("mixtral", (RmsNorm, PackedAttention)),
         ("olmo", (GatedLayer,)),
         ("gpt2", ()),
     ],
