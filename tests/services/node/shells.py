@@ -9,7 +9,7 @@ from __future__ import annotations
 import array
 import contextlib
 import threading
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -18,6 +18,7 @@ from meshnet.topology import Topology
 from services.node.config import NodeConfig
 from services.node.core.sessions import SessionTable
 from services.node.core.shards import ShardTable
+from services.node.core.speculation import NewLimit, no_drafts
 from services.node.core.work import ForwardWork, FreeWork, PromptWork, Result, SampleWork, SessionKey, ShardSpec, Work
 from services.node.entry import EntryPoint
 from services.node.forwarding import Forwarding
@@ -99,7 +100,11 @@ class Shell:
 
 @contextlib.asynccontextmanager
 async def three_nodes(
-    kv_tokens: int = 2048, splits: Mapping[str, tuple[int, int]] = SPLITS, **options: Any
+    kv_tokens: int = 2048,
+    splits: Mapping[str, tuple[int, int]] = SPLITS,
+    new_limit: NewLimit = no_drafts,
+    new_executor: Callable[[], CountingExecutor] | None = None,
+    **options: Any,
 ) -> AsyncIterator[dict[str, Shell]]:
     """Nodes a, b, c with four layers each, or others. Ends with an integrity check of all."""
     snapshot: list[Topology] = [Topology()]
@@ -107,7 +112,8 @@ async def three_nodes(
     nodes = []
     async with contextlib.AsyncExitStack() as stack:
         for node_id, layers in splits.items():
-            shell = _shell(node_id, LayerRange(*layers), kv_tokens, snapshot, options)
+            executor = (new_executor or CountingExecutor)()
+            shell = _shell(node_id, LayerRange(*layers), kv_tokens, snapshot, executor, new_limit, options)
             stack.push_async_callback(_close, shell)
             address = await shell.server.start("127.0.0.1:0")
             shells[node_id] = shell
@@ -119,10 +125,15 @@ async def three_nodes(
 
 
 def _shell(
-    node_id: str, layers: LayerRange, kv_tokens: int, snapshot: list[Topology], options: dict[str, Any]
+    node_id: str,
+    layers: LayerRange,
+    kv_tokens: int,
+    snapshot: list[Topology],
+    executor: CountingExecutor,
+    new_limit: NewLimit,
+    options: dict[str, Any],
 ) -> Shell:
     config = NodeConfig(node_id, "", "", "", "", 0, Quantization.BFLOAT16, **options)
-    executor = CountingExecutor()
     spec = ShardSpec(models.manifest("m", NUM_LAYERS, WIDTH), layers, Quantization.BFLOAT16, kv_tokens)
     shards, sessions = ShardTable(), SessionTable()
     shards.add(spec)
@@ -130,7 +141,7 @@ def _shell(
     peers = Peers(lambda: snapshot[0], config.compression, config.hop_timeout)
     forwarding = Forwarding(shards, sessions, Runner(executor), peers, config.reorder_timeout)  # type: ignore[arg-type]
     prober = Prober(node_id, forwarding, lambda: snapshot[0], config.probe_timeout, lambda: None)
-    entry = EntryPoint(config, forwarding, prober)
+    entry = EntryPoint(config, forwarding, prober, new_limit)
     return Shell(config, executor, forwarding, prober, entry, HttpServer(config, forwarding, dict))
 
 
