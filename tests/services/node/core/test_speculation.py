@@ -57,7 +57,7 @@ def run(
 
 @pytest.mark.parametrize("seconds", [slow_link, cpu, compute_bound])
 def test_nothing_accepted_leads_to_nothing_drafted(seconds: Seconds) -> None:
-    drafted, limit, cost = run(seconds, share=0.0)
+    drafted, _, _ = run(seconds, share=0.0)
     late = drafted[50:]
     assert late.count(PROBE_TOKENS) > 0, "it is tried again"
     assert sum(map(bool, late)) < 16, "ever more seldom"
