@@ -81,7 +81,7 @@ def test_a_slow_link_pays_for_guesses_that_a_machine_would_not() -> None:
 
 
 def test_drafts_shrink_when_many_share_a_step() -> None:
-    sums = [sum(run(cpu, share=0.7, num_rows=rows)[0][50:]) for rows in (1, 4, 16, 40)]
+    sums = [sum(run(cpu, share=0.7, num_rows=rows)[0][50:]) for rows in (1, 4, 8, 40)]
     assert sums == sorted(sums, reverse=True)
     assert sums[0] > 2 * sums[2]
     assert sums[3] == 0, "no draft is so short that so many would fit"
