@@ -129,7 +129,8 @@ async def test_random_text_is_hardly_guessed_at() -> None:
         plain = await run(nodes["a"], asked)
     async with three_nodes(new_limit=MeasuredLimit, new_executor=NoisyExecutor) as nodes:
         assert await run(nodes["a"], again(asked)) == plain
-        assert nodes["a"].entry.draft_counts.drafted < 100
+        # Of so many tokens ten pairs or so stood there before.
+        assert nodes["a"].entry.draft_counts.drafted < 200
         await until_idle(nodes)
 
 
