@@ -24,6 +24,7 @@ from transformers import AutoTokenizer
 from benchmarks.streams import KV_TOKENS, MODEL, specs
 from meshnet.addresses import split_address
 from meshnet.speculate import Speculate
+from meshnet.topology import Topology
 from meshnet.v1 import inference_pb2, inference_pb2_grpc
 from tests.e2e.mesh import CALL_SECONDS, Mesh, running_mesh
 from tests.e2e.relay import relay
@@ -99,11 +100,13 @@ def slow_mesh(speculate: Speculate, num_nodes: int, delay: float) -> Iterator[Me
         for process in mesh.nodes.values():
             port = split_address(process.match[1])[1]
             relays.enter_context(relay((RELAYED, port), (DIRECT, port), delay=delay))
-        mesh.wait_for(
-            lambda topology: any(probe.ready and len(probe.hops) == num_nodes for probe in topology.nodes["n0"].probes),
-            "a token has come through",
-        )
+        mesh.wait_for(lambda topology: _is_proven(topology, num_nodes), "a token has come through all nodes")
         yield mesh
+
+
+def _is_proven(topology: Topology, num_nodes: int) -> bool:
+    entry = topology.nodes.get("n0")
+    return entry is not None and any(probe.ready and len(probe.hops) == num_nodes for probe in entry.probes)
 
 
 def measure(
