@@ -42,6 +42,7 @@ class NodePlan:
     stub: bool = False
     site: str | None = None
     cache_dir: Path | None = None
+    speculate: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,6 +198,8 @@ class Launcher:
             arguments += ["--site", node.site]
         if node.cache_dir:
             arguments += ["--cache-dir", str(node.cache_dir)]
+        if node.speculate:
+            arguments += ["--speculate", node.speculate]
         arguments += ["--tracker-node"] * node.tracker_node + ["--stub"] * node.stub
         return arguments + self._models()
 

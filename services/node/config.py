@@ -7,6 +7,7 @@ from pathlib import Path
 
 from meshnet.model import Quantization
 from meshnet.model_files import HubModel, ModelFiles
+from meshnet.speculate import Speculate
 from meshnet.wire import Encoding
 
 
@@ -38,6 +39,7 @@ class NodeConfig:
     tracker_node: bool = False
     fetch: bool = False
     compression: Encoding | None = None
+    speculate: Speculate = Speculate.AUTO
     # A larger frame is answered with 413.
     max_frame_bytes: int = 256 << 20
     # A hop may take this long for its own part of a frame.

@@ -9,8 +9,10 @@ from collections.abc import AsyncGenerator
 
 from meshnet.errors import Draining, HopFailure, InvalidRequest, KvFull
 from meshnet.hop_cost import Wish
+from meshnet.speculate import Speculate
 from services.node.config import NodeConfig
 from services.node.core.in_flight import InFlight
+from services.node.core.speculation import DraftCounts, MeasuredLimit, NewLimit, no_drafts
 from services.node.core.work import SessionKey
 from services.node.forwarding import Forwarding
 from services.node.generation import Emitted, GenerationRequest, Sequence, check_request
@@ -26,9 +28,14 @@ Event = Emitted | None
 
 
 class EntryPoint:
-    """Runs generations for sessions that begin here. `prober` chooses their routes and learns of hops that fail."""
+    """Runs generations for sessions that begin here. `prober` chooses their routes and learns of hops that fail.
 
-    def __init__(self, config: NodeConfig, forwarding: Forwarding, prober: Prober) -> None:
+    `new_limit`: how much each session drafts, default what the configuration says.
+    """
+
+    def __init__(
+        self, config: NodeConfig, forwarding: Forwarding, prober: Prober, new_limit: NewLimit | None = None
+    ) -> None:
         self._config = config
         self._forwarding = forwarding
         self._prober = prober
@@ -37,6 +44,8 @@ class EntryPoint:
         self._num_waiting = 0
         self._in_flight = InFlight()
         self._lanes = Lanes(forwarding)
+        self._new_limit = new_limit or (MeasuredLimit if config.speculate is Speculate.AUTO else no_drafts)
+        self.draft_counts = DraftCounts()
 
     @property
     def num_running(self) -> int:
@@ -81,7 +90,7 @@ class EntryPoint:
         route = self._prober.route(request.model_id, Wish(spread, self._in_flight.unseen(time.monotonic()), num_tokens))
         ledger = self._forwarding.sessions.ledger(request.model_id)
         check_request(request, self._prober.deployed(request.model_id), ledger.capacity_tokens)
-        sequence = Sequence(request, route, self._forwarding, self._lanes)
+        sequence = Sequence(request, route, self._forwarding, self._lanes, self._new_limit())
         self._in_flight.begin(request.request_id, route, time.monotonic())
         try:
             await self._admit(sequence.key, num_tokens)
@@ -97,6 +106,7 @@ class EntryPoint:
             self._prober.generation_failed(request.model_id, error)
             raise
         finally:
+            self.draft_counts.add(sequence.draft_counts)
             await asyncio.shield(sequence.close())
 
     async def _admit(self, key: SessionKey, num_tokens: int) -> None:

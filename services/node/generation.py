@@ -6,19 +6,23 @@ Everything but the KV caches lives here: token history, randomness, stop rules. 
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
+import time
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
 from meshnet.errors import InvalidRequest
 from meshnet.topology import DeployedModel, Hop
 from meshnet.wire import FrameHeaders
+from services.node.core.drafts import Uniforms
 from services.node.core.sessions import Piece
+from services.node.core.speculation import DraftCounts, DraftLimit, Drafts, FixedLimit
 from services.node.core.work import Buffer, PromptWork, SampleWork, Sampling, Segment, SessionKey
 from services.node.forwarding import Forwarding
-from services.node.lane import Lanes
+from services.node.lane import Lane, Lanes
 
 CHUNK_TOKENS = 128
 # While others decode here: they wait for a chunk in each step, and a step of so many tokens takes hardly longer.
@@ -26,6 +30,8 @@ BUSY_CHUNK_TOKENS = 32
 # Chunks of one prompt under way at once: enough to keep a long pipeline full, few enough to bound its memory.
 MAX_CHUNKS_IN_FLIGHT = 16
 GREEDY = Sampling()
+
+log = logging.getLogger(__name__)
 
 
 class FinishReason(StrEnum):
@@ -81,11 +87,17 @@ def check_request(request: GenerationRequest, model: DeployedModel, kv_capacity:
 class Sequence:
     """One admitted session: runs its tokens through the route and draws new ones.
 
-    `route` begins with this node. The session must have been opened in the session table.
+    `route` begins with this node. The session must have been opened in the session table. `limit`: how much to draft,
+    default nothing.
     """
 
     def __init__(
-        self, request: GenerationRequest, route: tuple[Hop, ...], forwarding: Forwarding, lanes: Lanes
+        self,
+        request: GenerationRequest,
+        route: tuple[Hop, ...],
+        forwarding: Forwarding,
+        lanes: Lanes,
+        limit: DraftLimit | None = None,
     ) -> None:
         self._request = request
         self._forwarding = forwarding
@@ -95,24 +107,49 @@ class Sequence:
         self._layers = route[0].layers
         self._behind = route[1:]
         self._hidden_size = forwarding.shards.manifest(request.model_id).hidden_size
-        self._random = random.Random(request.seed)  # noqa: S311 (a draw that a seed repeats, no secret)
+        self._uniforms = Uniforms(random.Random(request.seed))  # noqa: S311 (draws that a seed repeats, no secret)
+        self._drafts = Drafts(request.prompt, limit or FixedLimit(0))
         self.key = SessionKey(request.request_id, request.model_id, self._layers)
 
     async def tokens(self) -> AsyncIterator[Emitted]:
         """New tokens as they are drawn; the last one has a finish reason."""
         hidden = await self._prefill(self._request.prompt)
-        first = len(self._request.prompt) - 1
         lane = self._lanes.join(self._request.model_id, self._route)
+        count = 0
+        draft: tuple[int, ...] = ()
         try:
-            for count in range(1, self._request.max_new_tokens + 1):
-                token = await self._sample(hidden)
-                reason = self._finish_reason(token, count)
-                yield Emitted(token, reason)
-                if reason:
-                    return
-                hidden = await lane.step(self.key, token, first + count)
+            drawn = await self._draw(hidden, 1)
+            while True:
+                for token in _until_failed(self._drafts.settle(draft, drawn)):
+                    count += 1
+                    self._emitted(token)
+                    reason = self._finish_reason(token, count)
+                    yield Emitted(token, reason)
+                    if reason:
+                        return
+                # No more than may be emitted behind the next token: for that many there is room on all hops.
+                room = self._request.max_new_tokens - count - 1
+                draft = self._drafts.next(room, lane.cost, lane.num_rows)
+                drawn = await self._step(lane, (token, *draft), len(self._request.prompt) + count - 1)
         finally:
             self._lanes.leave(self._request.model_id, self._route)
+            log.debug("generation %s: %s", self._request.request_id, self.draft_counts)
+
+    @property
+    def draft_counts(self) -> DraftCounts:
+        return self._drafts.counts
+
+    def _emitted(self, token: int) -> None:
+        self._uniforms.emitted()
+        self._drafts.emitted(token)
+
+    async def _step(self, lane: Lane, tokens: tuple[int, ...], position: int) -> list[int | BaseException]:
+        """Runs tokens through the route and draws one behind each."""
+        started = time.monotonic()
+        step = await lane.step(self.key, tokens, position)
+        drawn = await self._draw(step.hidden, len(tokens))
+        lane.cost.add(step.num_tokens, time.monotonic() - started, 1 / step.num_rows)
+        return drawn
 
     def _finish_reason(self, token: int, count: int) -> FinishReason | None:
         if token in self._request.stop_token_ids:
@@ -162,12 +199,28 @@ class Sequence:
         )
         return await self._forwarding.send_and_return(frame, self._behind, hidden)
 
-    async def _sample(self, hidden: Buffer) -> int:
-        work = SampleWork(self._request.model_id, hidden, self._request.sampling, self._random.random())
-        token: int = await self._forwarding.runner.submit(work)
-        return token
+    async def _draw(self, hidden: Buffer, count: int) -> list[int | BaseException]:
+        """A token behind each of so many positions, each with the draw that is its own, or why there is none."""
+        rows = memoryview(hidden).cast("B")
+        size = rows.nbytes // count
+        works = [
+            SampleWork(self._request.model_id, rows[index * size : (index + 1) * size], self._request.sampling, uniform)
+            for index, uniform in enumerate(self._uniforms.next(count))
+        ]
+        outcomes: list[int | BaseException] = await asyncio.gather(
+            *self._forwarding.runner.submit_all(works), return_exceptions=True
+        )
+        return outcomes
 
     async def close(self) -> None:
         """Frees the session on every hop."""
         self._forwarding.close(self._forwarding.sessions.keys_of(self._request.request_id))
         await self._forwarding.peers.free(self._request.request_id, self._behind)
+
+
+def _until_failed(outcomes: Iterable[int | BaseException]) -> Iterator[int]:
+    """Tokens, up to the first draw that failed: raises what it failed with."""
+    for outcome in outcomes:
+        if isinstance(outcome, BaseException):
+            raise outcome
+        yield outcome

@@ -3,36 +3,49 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from meshnet.errors import HopFailure
 from meshnet.routing import Route
 from meshnet.wire import BYTES_PER_ELEMENT, FrameHeaders
-from services.node.core.lanes import rows_for_next_frame
+from services.node.core.lanes import rows_for_next_frame, rows_of_equal_length, share_of_sessions
 from services.node.core.sessions import Piece
+from services.node.core.speculation import StepCost
 from services.node.core.work import Buffer, PromptWork, Segment, SessionKey
 from services.node.forwarding import Forwarding
 
 # A frame that is not back by then is stuck, and those in it are lost anyway.
 GIVE_UP_SECONDS = 5.0
+# What steps of a route cost is remembered of the routes that were used last.
+ROUTES_REMEMBERED = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What a route has made of tokens of a session: bfloat16 `[tokens, hidden]`. They went with those of others:
+    `num_rows` sessions with `num_tokens` tokens, this one among them."""
+
+    hidden: Buffer
+    num_rows: int
+    num_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """A token that a session has drawn, and whoever waits for what the route makes of it."""
+    """The token that a session has drawn last, drafts behind it, and who waits for what the route makes of them."""
 
     key: SessionKey
-    token: int
+    tokens: tuple[int, ...]
     position: int
-    output: asyncio.Future[Buffer]
+    output: asyncio.Future[Step]
 
 
 class Lane:
-    """`route` begins with this node."""
+    """`route` begins with this node. `cost` is what its sessions have learnt of its steps."""
 
-    def __init__(self, model_id: str, route: Route, forwarding: Forwarding) -> None:
+    def __init__(self, model_id: str, route: Route, forwarding: Forwarding, cost: StepCost) -> None:
         self._model_id = model_id
         self._route = route
         self._forwarding = forwarding
@@ -40,10 +53,16 @@ class Lane:
         self._ready: deque[_Row] = deque()
         self._frames: set[asyncio.Task[None]] = set()
         self._is_due = False
+        self.cost = cost
 
     @property
     def is_empty(self) -> bool:
         return not self._num_sessions
+
+    @property
+    def num_rows(self) -> int:
+        """Sessions that travel together when all are busy."""
+        return share_of_sessions(self._num_sessions, len(self._route))
 
     def join(self) -> None:
         """One more session decodes here."""
@@ -53,13 +72,13 @@ class Lane:
         self._num_sessions -= 1
         self._wake()
 
-    async def step(self, key: SessionKey, token: int, position: int) -> Buffer:
-        """Runs one token of a session through the route: bfloat16 `[1, hidden]`. Raises what the route failed with.
+    async def step(self, key: SessionKey, tokens: tuple[int, ...], position: int) -> Step:
+        """Runs a few tokens of a session through the route. Raises what the route failed with.
 
         A session that is cancelled meanwhile waits until its frame is back: freed on the way, it would take the others
         in the frame with it.
         """
-        row = _Row(key, token, position, asyncio.get_running_loop().create_future())
+        row = _Row(key, tokens, position, asyncio.get_running_loop().create_future())
         # Nobody may be there any more to hear of an error.
         row.output.add_done_callback(lambda output: output.cancelled() or output.exception())
         self._ready.append(row)
@@ -107,34 +126,50 @@ class Lane:
                 # One of them may be the reason. A step that is run again is cut back first, so it does no harm.
                 await asyncio.gather(*(self._run([row]) for row in rows))
         else:
+            num_tokens = sum(len(row.tokens) for row in rows)
             for row, output in zip(rows, outputs, strict=True):
                 if not row.output.done():
-                    row.output.set_result(output)
+                    row.output.set_result(Step(output, len(rows), num_tokens))
 
     async def _forward(self, rows: Sequence[_Row]) -> Sequence[Buffer]:
         forwarding = self._forwarding
-        await forwarding.accept([Piece(row.key, row.position, 1) for row in rows], first_chunk=True)
-        outputs = await forwarding.run_all(
-            [
-                PromptWork(self._model_id, row.key.layers, (Segment(row.key, row.position, 1, 1),), (row.token,))
-                for row in rows
-            ]
-        )
+        await forwarding.accept([Piece(row.key, row.position, len(row.tokens)) for row in rows], first_chunk=True)
+        outputs = await forwarding.run_all([self._work(row) for row in rows])
         if len(self._route) == 1:
             return outputs
+        groups = rows_of_equal_length([len(row.tokens) for row in rows])
+        # All must be back before any is sent again: the frames of one session must not meet.
+        sent = await asyncio.gather(
+            *(self._send_on([rows[i] for i in group], [outputs[i] for i in group]) for group in groups),
+            return_exceptions=True,
+        )
+        for group, answer in zip(groups, _unless_failed(sent), strict=True):
+            for index, hidden in zip(group, answer, strict=True):
+                outputs[index] = hidden
+        return outputs
+
+    def _work(self, row: _Row) -> PromptWork:
+        num_tokens = len(row.tokens)
+        segment = Segment(row.key, row.position, num_tokens, num_tokens)
+        return PromptWork(self._model_id, row.key.layers, (segment,), row.tokens)
+
+    async def _send_on(self, rows: Sequence[_Row], hidden: Sequence[Buffer]) -> list[Buffer]:
+        """Through the stages behind, as one frame: the rows have one length."""
+        num_tokens = len(rows[0].tokens)
         frame = FrameHeaders(
             rows=len(rows),
-            positions=1,
-            hidden=memoryview(outputs[0]).nbytes // BYTES_PER_ELEMENT,
+            positions=num_tokens,
+            hidden=memoryview(hidden[0]).nbytes // num_tokens // BYTES_PER_ELEMENT,
             sessions=tuple(row.key.session for row in rows),
             model=self._model_id,
             cached=tuple(row.position for row in rows),
-            returns=1,
+            returns=num_tokens,
             entry=self._route[0].node_id,
         )
-        hidden = memoryview(await forwarding.send_and_return(frame, self._route[1:], b"".join(outputs))).cast("B")
-        size = hidden.nbytes // len(rows)
-        return [hidden[start : start + size] for start in range(0, hidden.nbytes, size)]
+        answer = await self._forwarding.send_and_return(frame, self._route[1:], b"".join(hidden))
+        whole = memoryview(answer).cast("B")
+        size = whole.nbytes // len(rows)
+        return [whole[start : start + size] for start in range(0, whole.nbytes, size)]
 
 
 class Lanes:
@@ -143,6 +178,7 @@ class Lanes:
     def __init__(self, forwarding: Forwarding) -> None:
         self._forwarding = forwarding
         self._lanes: dict[tuple[str, Route], Lane] = {}
+        self._costs: OrderedDict[tuple[str, Route], StepCost] = OrderedDict()
 
     def are_busy(self, model_id: str) -> bool:
         """Whether sessions of the model decode here."""
@@ -152,7 +188,8 @@ class Lanes:
         """The lane of a route, with one more session in it."""
         lane = self._lanes.get((model_id, route))
         if lane is None:
-            lane = self._lanes[model_id, route] = Lane(model_id, route, self._forwarding)
+            cost = self._cost(model_id, route)
+            lane = self._lanes[model_id, route] = Lane(model_id, route, self._forwarding, cost)
         lane.join()
         return lane
 
@@ -162,8 +199,23 @@ class Lanes:
         if lane.is_empty:
             del self._lanes[model_id, route]
 
+    def _cost(self, model_id: str, route: Route) -> StepCost:
+        cost = self._costs.setdefault((model_id, route), StepCost())
+        self._costs.move_to_end((model_id, route))
+        if len(self._costs) > ROUTES_REMEMBERED:
+            self._costs.popitem(last=False)
+        return cost
+
 
 def _fail(rows: Sequence[_Row], error: BaseException) -> None:
     for row in rows:
         if not row.output.done():
             row.output.set_exception(error)
+
+
+def _unless_failed(answers: Sequence[list[Buffer] | BaseException]) -> list[list[Buffer]]:
+    """Raises the first error among them, and before all others that of a hop: after it nothing is tried again."""
+    errors = [answer for answer in answers if isinstance(answer, BaseException)]
+    if errors:
+        raise next((error for error in errors if isinstance(error, HopFailure)), errors[0])
+    return [answer for answer in answers if not isinstance(answer, BaseException)]

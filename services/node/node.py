@@ -195,6 +195,7 @@ class NodeServer:
             "links": [asdict(link) for link in node.links],
             "sessions": node.num_sessions,
             "generations": self._entry.num_running,
+            "drafts": asdict(self._entry.draft_counts),
             "queue": self._runner.queue_length,
             "kv": {
                 model_id: {

@@ -19,9 +19,17 @@ KV_TOKENS = 131072
 
 
 def save_tiny_llama(
-    folder: Path, seed: int = 0, *, num_layers: int = NUM_LAYERS, context_length: int = 1024, vocabulary: bool = False
+    folder: Path,
+    seed: int = 0,
+    *,
+    num_layers: int = NUM_LAYERS,
+    context_length: int = 1024,
+    vocabulary: bool = False,
+    initializer_range: float = 0.2,
 ) -> Path:
-    """`vocabulary`: also a tokenizer whose tokens are the words t0 to t511, so that text can be read back as ids."""
+    """`vocabulary`: also a tokenizer whose tokens are the words t0 to t511, so that text can be read back as ids.
+    `initializer_range` 0.05: likeliest is the last token once more.
+    """
     torch.manual_seed(seed)
     config = LlamaConfig(
         vocab_size=VOCAB_SIZE,
@@ -34,7 +42,7 @@ def save_tiny_llama(
         tie_word_embeddings=True,
     )
     # Weights large enough that tokens are told apart clearly; the default ones make near-ties everywhere.
-    config.initializer_range = 0.2
+    config.initializer_range = initializer_range
     LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
     if vocabulary:
         tokenizer = Tokenizer(WordLevel({f"t{i}": i for i in range(VOCAB_SIZE)}))

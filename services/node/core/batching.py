@@ -8,6 +8,9 @@ from services.node.core.work import ForwardWork, FreeWork, PromptWork, SampleWor
 
 # Enough for four prefill chunks. What is decoded meanwhile waits for all of them, so it is for steps without any.
 TOKEN_BUDGET = 512
+# A session that brings no more tokens decodes: the last that it has drawn, and drafts. The end of a prompt may be as
+# short, and is then run as quickly.
+DECODED_TOKENS = 16
 # Tokens of prompts in a step in which sessions decode too, unless the first chunk alone has more: they wait little.
 MIXED_TOKENS = 32
 
@@ -63,8 +66,10 @@ def _only_frees(queue: Sequence[Work], indices: Sequence[int]) -> bool:
 
 
 def _is_chunk(work: Work) -> bool:
-    """Whether it brings several tokens of a session: a part of a prompt."""
-    return isinstance(work, ForwardWork | PromptWork) and any(segment.num_tokens > 1 for segment in work.segments)
+    """Whether it brings more tokens of a session than are decoded at once: a part of a prompt."""
+    return isinstance(work, ForwardWork | PromptWork) and any(
+        segment.num_tokens > DECODED_TOKENS for segment in work.segments
+    )
 
 
 def _kind(work: Work) -> Hashable:

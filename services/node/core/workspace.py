@@ -15,6 +15,7 @@ from meshnet.model import (
     blocks_for,
 )
 from services.node.core.batching import TOKEN_BUDGET
+from services.node.core.speculation import MAX_STEP_TOKENS
 
 # Allocators leave gaps between what they hand out: measured 1.2 to 1.4, where the figures below are from above.
 _GAPS = 1.2
@@ -106,7 +107,8 @@ def _widened_bytes(step: LayerStep, quantization: Quantization) -> int:
 
 
 def _entry_bytes(manifest: ModelManifest, quantization: Quantization, kv_tokens: int) -> int:
-    rows = min(blocks_for(kv_tokens), TOKEN_BUDGET)
+    # Those of drafts count too, and each session has a block at least.
+    rows = min(max(blocks_for(kv_tokens), MAX_STEP_TOKENS), TOKEN_BUDGET)
     if quantization is Quantization.FLOAT32:
         return 4 * rows * manifest.vocab_size
     head = _WIDENED_BYTES * min(manifest.vocab_size * manifest.hidden_size, HEAD_PIECE_VALUES)

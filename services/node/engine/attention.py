@@ -17,6 +17,7 @@ from torch import nn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, AttentionMaskInterface
 
+from services.node.core.batching import DECODED_TOKENS
 from services.node.core.workspace import SCORE_VALUES
 from services.node.engine.cpu.compiled import attend_loop, bits, loop
 from services.node.engine.kv_pool import LayerPool
@@ -141,9 +142,11 @@ def _attend_each(
     for segment in segments:
         rows = slice(segment.start, segment.end)
         cached = segment.cache.write(layer, segment.position, new.of(rows))
-        if segment.end - segment.start == 1:
-            seen = cached.of(slice(rules.first_seen(segment.position), None))
-            _attend_one(query[0, :, segment.start], seen, rules, output[segment.start])
+        if segment.end - segment.start <= (DECODED_TOKENS if query.device.type == "cpu" else 1):
+            # Drafts one by one too: then what comes out is the same to the bit as without drafts.
+            for row, position in enumerate(range(segment.position, cached.keys.shape[1]), segment.start):
+                seen = cached.of(slice(rules.first_seen(position), position + 1))
+                _attend_one(query[0, :, row], seen, rules, output[row])
         else:
             _attend_many(segment, query[:, :, rows], cached, rules, output[rows])
     return output

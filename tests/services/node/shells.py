@@ -9,7 +9,7 @@ from __future__ import annotations
 import array
 import contextlib
 import threading
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -18,6 +18,7 @@ from meshnet.topology import Topology
 from services.node.config import NodeConfig
 from services.node.core.sessions import SessionTable
 from services.node.core.shards import ShardTable
+from services.node.core.speculation import NewLimit, no_drafts
 from services.node.core.work import ForwardWork, FreeWork, PromptWork, Result, SampleWork, SessionKey, ShardSpec, Work
 from services.node.entry import EntryPoint
 from services.node.forwarding import Forwarding
@@ -99,7 +100,11 @@ class Shell:
 
 @contextlib.asynccontextmanager
 async def three_nodes(
-    kv_tokens: int = 2048, splits: Mapping[str, tuple[int, int]] = SPLITS, **options: Any
+    kv_tokens: int = 2048,
+    splits: Mapping[str, tuple[int, int]] = SPLITS,
+    new_limit: NewLimit = no_drafts,
+    new_executor: Callable[[], CountingExecutor] | None = None,
+    **options: Any,
 ) -> AsyncIterator[dict[str, Shell]]:
     """Nodes a, b, c with four layers each, or others. Ends with an integrity check of all."""
     snapshot: list[Topology] = [Topology()]
@@ -107,8 +112,13 @@ async def three_nodes(
     nodes = []
     async with contextlib.AsyncExitStack() as stack:
         for node_id, layers in splits.items():
-            shell = _shell(node_id, LayerRange(*layers), kv_tokens, snapshot, options)
-            stack.push_async_callback(_close, shell)
+            executor = (new_executor or CountingExecutor)()
+            spec = ShardSpec(
+                models.manifest("m", NUM_LAYERS, WIDTH), LayerRange(*layers), Quantization.BFLOAT16, kv_tokens
+            )
+            config = NodeConfig(node_id, "", "", "", "", 0, Quantization.BFLOAT16, **options)
+            shell = make_shell(config, spec, snapshot, executor, new_limit)
+            stack.push_async_callback(close, shell)
             address = await shell.server.start("127.0.0.1:0")
             shells[node_id] = shell
             nodes.append(replace(models.node(node_id, layers), forward_address=address))
@@ -118,24 +128,24 @@ async def three_nodes(
             shell.sessions.check_integrity()
 
 
-def _shell(
-    node_id: str, layers: LayerRange, kv_tokens: int, snapshot: list[Topology], options: dict[str, Any]
+def make_shell(
+    config: NodeConfig, spec: ShardSpec, snapshot: list[Topology], executor: Any, new_limit: NewLimit = no_drafts
 ) -> Shell:
-    config = NodeConfig(node_id, "", "", "", "", 0, Quantization.BFLOAT16, **options)
-    executor = CountingExecutor()
-    spec = ShardSpec(models.manifest("m", NUM_LAYERS, WIDTH), layers, Quantization.BFLOAT16, kv_tokens)
+    """A node that holds one shard, which `executor` serves already. It knows the topology in `snapshot`."""
     shards, sessions = ShardTable(), SessionTable()
     shards.add(spec)
-    sessions.ledger("m").add_layers(layers, kv_tokens)
+    model_id = spec.manifest.model_id
+    sessions.ledger(model_id).add_layers(spec.layers, spec.kv_tokens)
     peers = Peers(lambda: snapshot[0], config.compression, config.hop_timeout)
-    forwarding = Forwarding(shards, sessions, Runner(executor), peers, config.reorder_timeout)  # type: ignore[arg-type]
-    prober = Prober(node_id, forwarding, lambda: snapshot[0], config.probe_timeout, lambda: None)
-    entry = EntryPoint(config, forwarding, prober)
+    forwarding = Forwarding(shards, sessions, Runner(executor), peers, config.reorder_timeout)
+    prober = Prober(config.node_id, forwarding, lambda: snapshot[0], config.probe_timeout, lambda: None)
+    entry = EntryPoint(config, forwarding, prober, new_limit)
     return Shell(config, executor, forwarding, prober, entry, HttpServer(config, forwarding, dict))
 
 
-async def _close(shell: Shell) -> None:
-    shell.executor.gate.set()
+async def close(shell: Shell) -> None:
+    if isinstance(shell.executor, CountingExecutor):
+        shell.executor.gate.set()
     await shell.entry.stop()
     await shell.server.stop()
     await shell.forwarding.peers.close()

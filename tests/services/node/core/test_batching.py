@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshnet.model import LayerRange
-from services.node.core.batching import choose_batch
+from services.node.core.batching import DECODED_TOKENS, choose_batch
 from services.node.core.work import ForwardWork, FreeWork, PromptWork, SampleWork, Sampling, Segment, SessionKey, Work
 
 LAYERS = LayerRange(0, 4)
@@ -53,7 +53,7 @@ def test_other_kinds_and_layers_wait_for_a_step_of_their_own() -> None:
 
 
 def test_the_token_budget_bounds_a_step_but_never_stops_the_first_work() -> None:
-    assert choose_batch([forward("a", 900), forward("b", 2)], token_budget=512) == [0]
+    assert choose_batch([forward("a", 900), forward("b", 20)], token_budget=512) == [0]
     assert choose_batch([forward("a", 400), forward("b", 200), forward("c", 100)], token_budget=512) == [0, 2]
 
 
@@ -61,8 +61,14 @@ def test_sessions_decode_beside_one_chunk_and_wait_for_no_more() -> None:
     chunks = [forward(session, 128) for session in "abcd"]
     assert choose_batch(chunks) == [0, 1, 2, 3]
     assert choose_batch([*chunks, forward("e"), forward("f")]) == [0, 4, 5]
-    small = [forward(session, 16) for session in "abcd"]
-    assert choose_batch([*small, forward("e")], mixed_tokens=32) == [0, 1, 4]
+    small = [forward(session, 20) for session in "abcd"]
+    assert choose_batch([*small, forward("e")], mixed_tokens=40) == [0, 1, 4]
+
+
+def test_a_session_with_drafts_decodes() -> None:
+    drafting = [forward(session, DECODED_TOKENS) for session in "abcd"]
+    assert choose_batch([forward("e", 128), *drafting, forward("f", 128)]) == [0, 1, 2, 3, 4]
+    assert choose_batch([forward("e"), *drafting]) == [0, 1, 2, 3, 4]
 
 
 WORKS = st.lists(
