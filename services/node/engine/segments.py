@@ -9,12 +9,10 @@ from typing import Any, overload
 import numpy as np
 import torch
 
+from services.node.core.batching import DECODED_TOKENS
 from services.node.engine.kv_cache import KvCache
 
 Tokens = np.ndarray[Any, np.dtype[np.int64]]
-
-# Rows of a segment that compiled loops attend for one by one. For more of them it pays to make a matrix of them.
-_SHORT_ROWS = 4
 
 
 @dataclass(slots=True)
@@ -46,7 +44,8 @@ class CachedSegment:
 class Places:
     """Where in a layer's memory the tokens of a step are.
 
-    `slots` of all its rows. Those in `short` are of segments of few rows, and see the slots from `begins` to `ends`;
+    `slots` of all its rows. Those in `short` are of segments that decode, drafts included, and see the slots
+    from `begins` to `ends`;
     `long` are the other segments, each with the slot at which its session begins.
     """
 
@@ -95,7 +94,7 @@ class Segments(Sequence[CachedSegment]):
         for segment, start in zip(self._segments, starts, strict=True):
             first = start + segment.position
             slots += range(first, first + segment.end - segment.start)
-            if segment.end - segment.start > _SHORT_ROWS:
+            if segment.end - segment.start > DECODED_TOKENS:
                 long.append((segment, start))
                 continue
             short += range(segment.start, segment.end)

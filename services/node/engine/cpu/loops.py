@@ -146,7 +146,7 @@ def store(heads: Any, first_head: Any, keys: Any, values: Any, slots: Any) -> No
 
 
 @njit(inline="always")
-def _score(asked: Any, keys: Any, seen: Any, weights: Any) -> None:
+def _score(asked: Any, keys: Any, scaling: Any, seen: Any, weights: Any) -> None:
     """Of `asked` `[group, head_dim]` against each of `keys` `[tokens, head_dim]`, into `weights` `[group, tokens]`."""
     for token in range(keys.shape[0]):
         for i in range(len(seen)):
@@ -155,21 +155,24 @@ def _score(asked: Any, keys: Any, seen: Any, weights: Any) -> None:
             score = np.float32(0.0)
             for i in range(len(seen)):
                 score += asked[g, i] * seen[i]
-            weights[g, token] = score
+            weights[g, token] = score * scaling
 
 
 @njit(inline="always")
-def _softmax(weights: Any) -> None:
-    """Of a row, in place."""
+def _weigh(weights: Any) -> Any:
+    """Makes weights of a row of scores, in place; returns their sum, by which they have yet to be divided.
+
+    They are rounded to bfloat16 and their sum is not, as in torch's kernels: what comes out has mostly the same bits.
+    """
     largest = np.float32(-np.inf)
     for token in range(len(weights)):
         largest = max(largest, weights[token])
     total = np.float32(0.0)
     for token in range(len(weights)):
-        weights[token] = _exp(weights[token] - largest)
-        total += weights[token]
-    for token in range(len(weights)):
-        weights[token] /= total
+        weight = _exp(weights[token] - largest)
+        total += weight
+        weights[token] = _widened(_rounded(weight))
+    return total
 
 
 @njit(inline="always")
@@ -194,19 +197,20 @@ def make_attend(head_dim: int, group: int) -> Any:
             index, head = item // kv_heads, item % kv_heads
             row, begin, end = rows[index], begins[index], ends[index]
             asked = np.empty((group, head_dim), np.float32)
+            totals = np.empty(group, np.float32)
             seen = np.empty(head_dim, np.float32)
             weights = np.empty((group, end - begin), np.float32)
             attended = np.zeros((group, head_dim), np.float32)
             first = head * group * head_dim
             for g in range(group):
                 for i in range(head_dim):
-                    asked[g, i] = _widened(query[row, first + g * head_dim + i]) * scaling
-            _score(asked, keys[head, begin:end], seen, weights)
+                    asked[g, i] = _widened(query[row, first + g * head_dim + i])
+            _score(asked, keys[head, begin:end], scaling, seen, weights)
             for g in range(group):
-                _softmax(weights[g])
+                totals[g] = _weigh(weights[g])
             _sum(weights, values[head, begin:end], seen, attended)
             for g in range(group):
                 for i in range(head_dim):
-                    out[row, first + g * head_dim + i] = _rounded(attended[g, i])
+                    out[row, first + g * head_dim + i] = _rounded(attended[g, i] * (np.float32(1.0) / totals[g]))
 
     return attend
