@@ -62,6 +62,14 @@ class Regions:
         moves = self._place_in_gap(region, num_blocks, others)
         return self._spread(region, num_blocks) if moves is None else moves
 
+    def shrink(self, region: Region, num_blocks: int) -> None:
+        """Takes the blocks behind the first `num_blocks` of a region back."""
+        if not num_blocks:
+            self.release(region)
+        elif num_blocks < region.num_blocks:
+            self.num_free += region.num_blocks - num_blocks
+            region.num_blocks = num_blocks
+
     def release(self, region: Region) -> None:
         """Takes all blocks of a region back."""
         self._placed = [other for other in self._placed if other is not region]
