@@ -43,7 +43,7 @@ class KvLedger:
     def check_room(self, key: SessionKey, num_tokens: int) -> None:
         """Raises KvFull if the session cannot have room for `num_tokens` in all."""
         free = min(self._free.get(layer, 0) for layer in key.layers.layers)
-        if blocks_for(num_tokens) - self._blocks.get(key, 0) > free:
+        if blocks_for(num_tokens) - self.held_blocks(key) > free:
             raise KvFull(
                 f"the KV cache has no room for {num_tokens} tokens of session {key.session}: "
                 f"{free * BLOCK_TOKENS} tokens are free"
@@ -54,7 +54,7 @@ class KvLedger:
 
         Raises KvFull and changes nothing.
         """
-        held = self._blocks.get(key, 0)
+        held = self.held_blocks(key)
         extra = blocks_for(num_tokens) - held
         if extra <= 0:
             return ()
@@ -90,6 +90,10 @@ class KvLedger:
         for layer in key.layers.layers:
             if layer in self._kept_in:
                 self._kept_in[layer] -= blocks
+
+    def held_blocks(self, key: SessionKey) -> int:
+        """What a session has, in each of its layers."""
+        return self._blocks.get(key, 0)
 
     @property
     def free_tokens(self) -> int:

@@ -20,6 +20,7 @@ from services.node.config import NodeConfig
 from services.node.core.sessions import SessionTable
 from services.node.core.shards import ShardTable
 from services.node.core.work import (
+    CacheWork,
     ForwardWork,
     FreeWork,
     KeepWork,
@@ -58,6 +59,7 @@ class CountingExecutor:
     held: dict[SessionKey, list[int]] = field(default_factory=dict)
     seen: dict[str, list[int]] = field(default_factory=dict)
     num_run: int = 0
+    lacking: set[SessionKey] = field(default_factory=set)
     steps: list[int] = field(default_factory=list)
     fail: Exception | None = None
 
@@ -78,17 +80,8 @@ class CountingExecutor:
 
     def _run(self, work: Work) -> Result:
         match work:
-            case FreeWork():
-                for key in work.keys:
-                    self.cached.pop(key, None)
-                    self.held.pop(key, None)
-                return None
-            case KeepWork():
-                assert work.num_kept <= self.cached[work.key]
-                self._hold(work.key, self.held[work.key][: work.num_kept])
-                return None
-            case ReuseWork():
-                return self._reuse(work)
+            case FreeWork() | KeepWork() | ReuseWork():
+                return self._manage(work)
             case SampleWork():
                 return memoryview(work.hidden).cast("B").cast("H")[0] % VOCABULARY
             case PromptWork():
@@ -98,6 +91,8 @@ class CountingExecutor:
         kept = array.array("H")
         start = 0
         for segment in work.segments:
+            if segment.key in self.lacking and segment.position > self.cached.get(segment.key, 0):
+                return PositionMismatch("it could not be reused", 0)
             assert segment.position <= self.cached.get(segment.key, 0), (segment, self.cached)
             before = self.held.get(segment.key, [])[: segment.position]
             tokens = rows[start * WIDTH : (start + segment.num_tokens) * WIDTH : WIDTH]
@@ -110,11 +105,25 @@ class CountingExecutor:
             kept += rows[(start - segment.num_returned) * WIDTH : start * WIDTH]
         return kept.tobytes()
 
+    def _manage(self, work: CacheWork) -> Result:
+        match work:
+            case FreeWork():
+                for key in work.keys:
+                    self.cached.pop(key, None)
+                    self.held.pop(key, None)
+            case KeepWork():
+                assert work.num_kept <= self.cached[work.key]
+                self._hold(work.key, self.held[work.key][: work.num_kept])
+            case ReuseWork():
+                return self._reuse(work)
+        return None
+
     def _hold(self, key: SessionKey, tokens: list[int]) -> None:
         self.held[key], self.cached[key] = tokens, len(tokens)
 
     def _reuse(self, work: ReuseWork) -> Result:
         if (cached := self.cached.get(work.source, 0)) < work.num_reused:
+            self.lacking.add(work.target)
             return PositionMismatch("not kept", cached)
         self._hold(work.target, self.held[work.source][: work.num_reused])
         if work.take:
