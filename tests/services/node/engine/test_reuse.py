@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshnet.errors import KvFull, PositionMismatch
-from meshnet.model import KvPrecision, LayerRange, Quantization, blocks_for
+from meshnet.model import KvPrecision, Quantization, blocks_for
 from meshnet.wire import Prefix
 from services.node.core.sessions import Piece, SessionTable
-from services.node.core.work import FreeWork, KeepWork, ReuseWork, SessionKey, Work
+from services.node.core.work import CacheWork, FreeWork, KeepWork, ReuseWork, SessionKey
 from services.node.engine.caches import KvCaches
 from services.node.engine.kv_pool import LayerPool
 from tests.services.node.engine.models import MODEL, TINY, Mesh, mesh, prompt_of, run, save_model, splits_of
@@ -23,15 +23,10 @@ from tests.services.node.engine.test_kv_cache import FORMATS, LAYERS, tokens
 KINDS = ("llama", "gpt2", "gemma3", "mistral-window", "falcon-multi-query", "llama3-rope", "qwen3_moe", "gpt_oss")
 
 
-def manage(shards: Mesh, works: Sequence[tuple[type[Work], dict[str, object]]]) -> None:
+def manage(shards: Mesh, work: Callable[[Callable[[str], SessionKey]], CacheWork]) -> None:
     """Does something with the caches of sessions in all shards."""
     for executor, layers in shards.shards:
-
-        def key(session: str, layers: LayerRange = layers) -> SessionKey:
-            return SessionKey(session, MODEL, layers)
-
-        for kind, values in works:
-            run(executor, [kind(**{k: key(v) if isinstance(v, str) else v for k, v in values.items()})])
+        run(executor, [work(lambda session, layers=layers: SessionKey(session, MODEL, layers))])  # type: ignore[misc]
         executor.check_integrity()
 
 
@@ -56,13 +51,11 @@ def test_copied_and_taken_caches_give_the_same_bits(
         wanted_branch = chunked(shards, "alone", branch)
         wanted_longer = chunked(shards, "alone-too", longer)
         chunked(shards, "first", first)
-        manage(shards, [(KeepWork, {"key": "first", "num_kept": 256})])
-        copy = {"source": "first", "target": "branch", "num_reused": 128, "take": False}
-        take = {"source": "first", "target": "longer", "num_reused": 256, "take": True}
-        manage(shards, [(ReuseWork, copy)])
+        manage(shards, lambda key: KeepWork(key("first"), 256))
+        manage(shards, lambda key: ReuseWork(key("first"), key("branch"), 128, take=False))
         row = len(wanted_branch) // len(branch)
         assert chunked(shards, "branch", branch, 128) == wanted_branch[128 * row :]
-        manage(shards, [(ReuseWork, take)])
+        manage(shards, lambda key: ReuseWork(key("first"), key("longer"), 256, take=True))
         assert chunked(shards, "longer", longer, 256) == wanted_longer[256 * row :]
         # Taking left the copy as it was, and decoding goes on.
         steps = [shards.step({session: [7]}, {session: len(branch)})[session] for session in ("alone", "branch")]
