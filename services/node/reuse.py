@@ -73,7 +73,7 @@ class PrefixReuse:
         self._table.put(wanted.key, wanted.route, names)
         ending = asyncio.ensure_future(sequence.close(len(names) * BLOCK_TOKENS))
         self._ending[wanted.key] = ending
-        ending.add_done_callback(lambda _: self._ended(wanted.key))
+        ending.add_done_callback(lambda done: self._ended(wanted.key, done))
         # Cancelled or not, it comes to its end.
         await asyncio.shield(ending)
 
@@ -101,8 +101,11 @@ class PrefixReuse:
         if sequence.prefix and sequence.prefix_lost:
             self._table.forget(replace(wanted.key, session=sequence.prefix.session))
 
-    def _ended(self, key: SessionKey) -> None:
-        self._ending.pop(key, None)
+    def _ended(self, key: SessionKey, ending: asyncio.Task[None]) -> None:
+        if self._ending.get(key) is ending:
+            del self._ending[key]
+        # Nobody may be there any more to hear of an error.
+        _ = ending.cancelled() or ending.exception()
         # The table is as large as what is kept.
         for known in self._table.keys:
             if not self._is_here(known):

@@ -255,6 +255,7 @@ class SessionTable:
 
     def _free_kept(self, keys: Iterable[SessionKey]) -> None:
         """The room is counted as free already."""
-        for key in keys:
-            del self._kept[key]
-            self._works.append(FreeWork((key,)))
+        if freed := tuple(keys):
+            for key in freed:
+                del self._kept[key]
+            self._works.append(FreeWork(freed))
