@@ -250,11 +250,10 @@ async def test_a_generation_may_be_repeated_under_its_old_name() -> None:
         await until_idle(nodes)
 
 
-@pytest.mark.parametrize("off", ["a", "b", "all"])
-async def test_reuse_can_be_turned_off(off: str) -> None:
-    async with three_nodes(prefix_reuse=off == "b") as nodes:
-        if off == "b":
-            nodes["b"].forwarding._keeps = False
+@pytest.mark.parametrize("everywhere", [True, False])
+async def test_reuse_can_be_turned_off(everywhere: bool) -> None:
+    async with three_nodes(prefix_reuse=not everywhere) as nodes:
+        nodes["b"].forwarding._keeps = False
         first = await ask(nodes, SYSTEM)
         assert (await ask(nodes, first.text)).cached == 0
         await until_idle(nodes)
