@@ -97,7 +97,7 @@ class Mesh:
             wait_until(self._gateway_is_ready, SETTLE_SECONDS, "the gateway's /health is ok")
 
     def _gateway_is_ready(self) -> bool:
-        return bool(httpx.get(f"{self.gateway_url}/health", timeout=10).json()["status"] == "ok")
+        return bool(httpx.get(f"{self.gateway_url}/health", timeout=10).json().get("status") == "ok")
 
     def _start_node(self, spec: NodeSpec) -> RunningProcess:
         return start(

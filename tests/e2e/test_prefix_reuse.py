@@ -10,9 +10,11 @@ from pathlib import Path
 import httpx
 import pytest
 
+from meshnet.topology import Topology
 from tests.e2e.mesh import Mesh, NodeSpec, running_mesh
 from tests.e2e.tiny import save_tiny_llama, token_ids
 from tests.parity import Reference
+from tests.processes import wait_until
 
 MODEL = "tiny"
 KV_TOKENS = 65536
@@ -81,15 +83,26 @@ def test_prompts_at_once_share_what_they_begin_with(mesh: Mesh, reference: Refer
 
 def test_a_hop_that_was_restarted_has_nothing_left_and_nobody_notices(mesh: Mesh, reference: Reference) -> None:
     text = words(3, 300)
-    text += mesh.generate(MODEL, text, 10)
-    assert mesh.generate_and_count(MODEL, text, 10)[1] == 256
+    text += complete(mesh, text, 10)[0]
+    assert complete(mesh, text, 10)[1] == 256
     mesh.kill_node("b")
     mesh.start_nodes([NODES[1]])
-    mesh.wait_until_complete(MODEL)
-    tokens, cached = mesh.generate_and_count(MODEL, text, 10)
+    address = mesh.nodes["b"].match[1]
+
+    def serves_again(topology: Topology) -> bool:
+        node = topology.nodes.get("b")
+        return node is not None and node.forward_address == address and topology.coverage(MODEL).complete
+
+    mesh.wait_for(serves_again, "the new process serves the layers")
+    wait_until(lambda: _is_ready(mesh), 60, "the gateway knows a route that is proven")
+    tokens, cached = complete(mesh, text, 10)
     assert cached == 0
     reference.check(text, tokens)
-    assert mesh.generate_and_count(MODEL, text, 10) == (tokens, 256)
+    assert complete(mesh, text, 10) == (tokens, 256)
+
+
+def _is_ready(mesh: Mesh) -> bool:
+    return bool(httpx.get(f"{mesh.gateway_url}/health", timeout=10).json().get("status") == "ok")
 
 
 def test_what_is_kept_makes_room_and_gives_the_same_tokens(weights: Path) -> None:
