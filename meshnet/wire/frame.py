@@ -29,6 +29,10 @@ ROUTE: Final = "X-Meshnet-Route"
 RETURN: Final = "X-Meshnet-Return"
 ENTRY: Final = "X-Meshnet-Entry"
 TICKET: Final = "X-Meshnet-Ticket"
+PREFIX: Final = "X-Meshnet-Prefix"
+
+# Of requests that end a session.
+KEEP: Final = "X-Meshnet-Keep"
 
 # Of error answers only.
 CACHED_LENGTH: Final = "X-Meshnet-Cached-Length"
@@ -54,6 +58,16 @@ class Encoding(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class Prefix:
+    """Tokens that a new session has in common with another one: `num_tokens`, whole blocks, whose KV cache `session`
+    has left. `take`: the new session continues that cache, and nobody else needs it; otherwise it is copied."""
+
+    session: str
+    num_tokens: int
+    take: bool
+
+
+@dataclass(frozen=True, slots=True)
 class FrameHeaders:
     """The headers of one frame; the body is `[rows, positions, hidden]` bfloat16, little-endian, row-major.
 
@@ -61,7 +75,8 @@ class FrameHeaders:
     KV cache before this frame (None: what is cached). `layers` is what the sender expects this hop to run (None:
     its shard), `route` the hops after it. `returns` is how many trailing positions come back (None: all). `entry`
     is the node at which the sessions begin (None: not said). `ticket`: what comes back goes straight from the last hop
-    to the entry, which knows it by this (None: it goes back through the hops).
+    to the entry, which knows it by this (None: it goes back through the hops). `prefix`: what is before the first frame
+    of a session is not computed but reused.
 
     `parse_headers` checks what strangers send; who builds one in code answers for its values.
     """
@@ -80,6 +95,7 @@ class FrameHeaders:
     returns: int | None = None
     entry: str | None = None
     ticket: str | None = None
+    prefix: Prefix | None = None
 
     @property
     def elements(self) -> int:

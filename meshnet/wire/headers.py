@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 
 from meshnet.errors import BadFrame, WireVersionMismatch
-from meshnet.model import MODEL_ID, LayerRange
+from meshnet.model import BLOCK_TOKENS, MODEL_ID, LayerRange
 from meshnet.topology import NODE_ID, Hop
 from meshnet.wire.frame import (
     BYTES_PER_ELEMENT,
@@ -17,6 +17,7 @@ from meshnet.wire.frame import (
     DTYPE_NAME,
     ENCODING,
     ENTRY,
+    KEEP,
     LAYERS,
     MAX_CACHED,
     MAX_CHUNKS,
@@ -29,6 +30,7 @@ from meshnet.wire.frame import (
     MAX_ROWS,
     MODEL,
     POSITION,
+    PREFIX,
     RETURN,
     ROUTE,
     SESSION,
@@ -38,10 +40,12 @@ from meshnet.wire.frame import (
     WIRE_VERSION,
     Encoding,
     FrameHeaders,
+    Prefix,
 )
 
 _UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
 _TICKET = re.compile(r"[0-9a-f]{32}")
+_TAKE, _COPY = "take", "copy"
 _MAX_DIGITS = 10
 _MAX_SHOWN = 80
 
@@ -87,6 +91,8 @@ def format_headers(frame: FrameHeaders) -> dict[str, str]:
         headers[ENTRY] = frame.entry
     if frame.ticket is not None:
         headers[TICKET] = frame.ticket
+    if (prefix := frame.prefix) is not None:
+        headers[PREFIX] = f"{prefix.session},{prefix.num_tokens},{_TAKE if prefix.take else _COPY}"
     return headers
 
 
@@ -113,6 +119,11 @@ def format_route(route: tuple[Hop, ...]) -> str:
     return ",".join(map(str, route))
 
 
+def parse_keep(text: str | None) -> int | None:
+    """How many tokens of a session's KV cache are kept when it ends; None: none. Raises BadFrame."""
+    return None if text is None else _integer(KEEP, text, 0, MAX_CACHED)
+
+
 def _parse(headers: Mapping[str, str], min_positions: int) -> FrameHeaders:
     fields = _by_lower_name(headers)
     _check_version(fields)
@@ -123,7 +134,7 @@ def _parse(headers: Mapping[str, str], min_positions: int) -> FrameHeaders:
     rows, positions, hidden = _parse_shape(_required(fields, SHAPE), min_positions)
     index, total = _parse_chunk(fields)
     returns = fields.get(_key(RETURN))
-    return FrameHeaders(
+    frame = FrameHeaders(
         rows=rows,
         positions=positions,
         hidden=hidden,
@@ -138,14 +149,17 @@ def _parse(headers: Mapping[str, str], min_positions: int) -> FrameHeaders:
         returns=None if returns is None else _integer(RETURN, returns, 0, positions),
         entry=_parse_entry(fields.get(_key(ENTRY))),
         ticket=_parse_ticket(fields.get(_key(TICKET))),
+        prefix=_parse_prefix(fields.get(_key(PREFIX))),
     )
+    _check_prefix(frame)
+    return frame
 
 
 _LOWER = {
     name: name.lower()
     for name in (
         SHAPE, DTYPE, SESSION, CHUNK_INDEX, CHUNK_TOTAL, ENCODING, VERSION, MODEL, POSITION, LAYERS, ROUTE, RETURN,
-        ENTRY, TICKET,
+        ENTRY, TICKET, PREFIX,
     )
 }  # fmt: skip
 _key = _LOWER.__getitem__
@@ -249,6 +263,32 @@ def _parse_ticket(text: str | None) -> str | None:
     if text is not None and not _TICKET.fullmatch(text):
         raise _bad(TICKET, text, "is not 32 hexadecimal digits")
     return text
+
+
+def _parse_prefix(text: str | None) -> Prefix | None:
+    if text is None:
+        return None
+    parts = text.split(",", 3)
+    if len(parts) != 3 or parts[2] not in {_TAKE, _COPY}:
+        raise _bad(PREFIX, text, f"is not session,tokens,{_TAKE} or session,tokens,{_COPY}")
+    if not _UUID.fullmatch(session := parts[0].lower()):
+        raise _bad(PREFIX, text, "does not begin with a UUID")
+    num_tokens = _integer(PREFIX, parts[1], BLOCK_TOKENS, MAX_CACHED)
+    if num_tokens % BLOCK_TOKENS:
+        raise _bad(PREFIX, text, f"is not of whole blocks of {BLOCK_TOKENS} tokens")
+    return Prefix(session, num_tokens, take=parts[2] == _TAKE)
+
+
+def _check_prefix(frame: FrameHeaders) -> None:
+    if (prefix := frame.prefix) is None:
+        return
+    said = f"{prefix.session},{prefix.num_tokens}"
+    if frame.rows != 1 or frame.chunk_index:
+        raise _bad(PREFIX, said, "is for the first frame of one session, and of no other")
+    if frame.cached != (prefix.num_tokens,):
+        raise _bad(PREFIX, said, f"needs the same number as {POSITION}")
+    if prefix.session in frame.sessions:
+        raise _bad(PREFIX, said, "is the frame's own session")
 
 
 def _parse_cached(text: str | None, rows: int) -> tuple[int, ...] | None:

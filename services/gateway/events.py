@@ -9,17 +9,21 @@ from typing import Any
 
 DONE = b"data: [DONE]\n\n"
 
+Usage = Mapping[str, Any]
+
 
 def sse(payload: Mapping[str, Any]) -> bytes:
     """One server-sent event. JSON escapes line breaks, so it is always one data line."""
     return b"data: " + json.dumps(payload, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
 
 
-def usage(num_prompt_tokens: int, num_completion_tokens: int) -> dict[str, int]:
+def usage(num_prompt_tokens: int, num_completion_tokens: int, num_cached_tokens: int = 0) -> Usage:
+    """`num_cached_tokens`: of the prompt, as the mesh had them in its KV caches."""
     return {
         "prompt_tokens": num_prompt_tokens,
         "completion_tokens": num_completion_tokens,
         "total_tokens": num_prompt_tokens + num_completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": num_cached_tokens},
     }
 
 
@@ -44,11 +48,11 @@ class AnswerFormat:
         """The chunk that says why it ended."""
         raise NotImplementedError
 
-    def whole(self, text: str, finish_reason: str, counts: Mapping[str, int]) -> dict[str, Any]:
+    def whole(self, text: str, finish_reason: str, counts: Usage) -> dict[str, Any]:
         """The unstreamed answer."""
         raise NotImplementedError
 
-    def last(self, counts: Mapping[str, int]) -> dict[str, Any]:
+    def last(self, counts: Usage) -> dict[str, Any]:
         """The chunk after the end that carries the usage, and nothing else."""
         return {**self.end(""), "choices": [], "usage": dict(counts)}
 
@@ -80,7 +84,7 @@ class CompletionFormat(AnswerFormat):
     def end(self, finish_reason: str) -> dict[str, Any]:
         return self._chunk("cmpl", "text_completion", {"text": "", "finish_reason": finish_reason})
 
-    def whole(self, text: str, finish_reason: str, counts: Mapping[str, int]) -> dict[str, Any]:
+    def whole(self, text: str, finish_reason: str, counts: Usage) -> dict[str, Any]:
         answer = self._object("cmpl", "text_completion", {"text": text, "finish_reason": finish_reason})
         return {**answer, "usage": dict(counts)}
 
@@ -98,7 +102,7 @@ class ChatFormat(AnswerFormat):
     def end(self, finish_reason: str) -> dict[str, Any]:
         return self._delta({}, finish_reason)
 
-    def whole(self, text: str, finish_reason: str, counts: Mapping[str, int]) -> dict[str, Any]:
+    def whole(self, text: str, finish_reason: str, counts: Usage) -> dict[str, Any]:
         message = {"role": "assistant", "content": text, "refusal": None}
         answer = self._object("chatcmpl", "chat.completion", {"message": message, "finish_reason": finish_reason})
         return {**answer, "usage": dict(counts)}

@@ -61,10 +61,11 @@ class Generation:
 
 @dataclass(frozen=True, slots=True)
 class TokenEvent:
-    """A token, the end, or both."""
+    """A token, the end, or both. In the first: how many tokens of the prompt were not computed again."""
 
     token_id: int | None
     finish_reason: FinishReason | None
+    cached_tokens: int = 0
 
 
 class EntryNodeLost(Exception):
@@ -274,6 +275,7 @@ def _from_proto(message: inference_pb2.GenerateEvent) -> TokenEvent:
     return TokenEvent(
         token_id=message.token_id if message.HasField("token_id") else None,
         finish_reason=_FINISH.get(message.finish_reason),
+        cached_tokens=message.cached_tokens,
     )
 
 

@@ -88,5 +88,6 @@ async def _events(
             yield events.sse(error_object("Internal error.", 500, code="internal"))
 
 
-def _usage(prepared: Prepared) -> dict[str, int]:
-    return events.usage(prepared.num_prompt_tokens, prepared.output.num_tokens)
+def _usage(prepared: Prepared) -> events.Usage:
+    output = prepared.output
+    return events.usage(prepared.num_prompt_tokens, output.num_tokens, output.num_cached_tokens)

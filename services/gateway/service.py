@@ -95,6 +95,8 @@ class Service:
         try:
             async with contextlib.aclosing(self.mesh.generate(prepared.generation)) as events:
                 async for event in events:
+                    if not output.num_tokens:
+                        output.num_cached_tokens = event.cached_tokens
                     if event.token_id is not None:
                         yield output.push(event.token_id)
                     if event.finish_reason is FinishReason.ABORT:

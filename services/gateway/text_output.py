@@ -14,14 +14,15 @@ LENGTH = "length"
 class TextOutput:
     """Streamed and unstreamed answers both come from here, so they are the same text.
 
-    `num_tokens` counts every token received, a stop token included. `finish_reason` is set at the end.
+    `num_tokens` counts every token received, a stop token included, and `num_cached_tokens` those of the prompt that
+    were not computed again. `finish_reason` is set at the end.
     """
 
     def __init__(self, decode: Decode, stop_token_ids: Collection[int] = (), stops: Sequence[str] = ()) -> None:
         self._detokenizer = Detokenizer(decode)
         self._stops = StopStrings(stops)
         self._stop_token_ids = frozenset(stop_token_ids)
-        self.num_tokens = 0
+        self.num_tokens = self.num_cached_tokens = 0
         self.finish_reason: str | None = None
 
     def push(self, token_id: int) -> str:

@@ -108,6 +108,13 @@ def main(
             envvar="MESHNET_FETCH",
         ),
     ] = True,
+    prefix_reuse: Annotated[
+        bool,
+        typer.Option(
+            help="Keep KV caches of ended sessions, in room that nobody needs, for prompts that begin in the same way.",
+            envvar="MESHNET_PREFIX_REUSE",
+        ),
+    ] = True,
     compression: Annotated[
         Encoding | None, typer.Option(help="Compress frames to other nodes; pays below about 0.7 Gbit/s.")
     ] = None,
@@ -145,6 +152,7 @@ def main(
             site=site or socket.gethostname(),
             cache_dir=cache_dir or default_cache_dir(),
             fetch=fetch,
+            prefix_reuse=prefix_reuse,
             models=local_models(files),
             hub={i: model for i, model in files.items() if isinstance(model, HubModel)},
             device=device,

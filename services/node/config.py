@@ -56,6 +56,10 @@ class NodeConfig:
     # Waits of a prompt for room in the KV cache, and how many prompts may wait.
     admission_timeout: float = 120.0
     max_waiting: int = 256
+    # Whether KV caches of ended sessions are kept, in room that nobody needs, for prompts that begin in the same way.
+    # And how long, if none does.
+    prefix_reuse: bool = True
+    kept_lease: float = 600.0
     # How long sessions may keep a shard alive that the tracker wants dropped.
     drain_timeout: float = 30.0
 

@@ -129,12 +129,16 @@ class DirectiveWorker:
 
             try:
                 loaded = await self._loader.load(spec, progress)
+                # Of layers that are replaced nothing can be used again.
+                self._forwarding.give_up_kept(directive.model_id, spec.layers)
                 await runner.call(lambda: runner.executor.attach(loaded.shard))
             finally:
                 done.set()
                 await reporter
         finally:
             shards.loading_ended(spec)
+        # What has been kept meanwhile was attached over.
+        self._forwarding.give_up_kept(directive.model_id, spec.layers)
         self._forwarding.sessions.ledger(directive.model_id).add_layers(spec.layers, spec.kv_tokens)
         shards.add(loaded.spec, loaded.workspace_bytes)
         self._forwarding.changes.announce()
@@ -181,6 +185,7 @@ class DirectiveWorker:
         forwarding = self._forwarding
         forwarding.shards.remove(model_id, layers)
         forwarding.close(forwarding.sessions.keys_through(model_id, layers))
+        forwarding.give_up_kept(model_id, layers)
         forwarding.sessions.ledger(model_id).remove_layers(layers)
         await forwarding.runner.call(lambda: forwarding.runner.executor.detach(model_id, layers))
 

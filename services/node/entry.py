@@ -6,18 +6,20 @@ import asyncio
 import time
 import zlib
 from collections.abc import AsyncGenerator
+from dataclasses import replace
 
 from meshnet.errors import Draining, HopFailure, InvalidRequest, KvFull
 from meshnet.hop_cost import Wish
 from meshnet.speculate import Speculate
+from meshnet.wire import Prefix
 from services.node.config import NodeConfig
 from services.node.core.in_flight import InFlight
 from services.node.core.speculation import DraftCounts, MeasuredLimit, NewLimit, no_drafts
-from services.node.core.work import SessionKey
 from services.node.forwarding import Forwarding
 from services.node.generation import Emitted, GenerationRequest, Sequence, check_request
 from services.node.lane import Lanes
 from services.node.prober import Prober
+from services.node.reuse import PrefixReuse, Wanted
 
 # Tokens that may wait for a slow reader of the stream before its generation pauses.
 MAX_UNREAD_TOKENS = 64
@@ -46,6 +48,7 @@ class EntryPoint:
         self._lanes = Lanes(forwarding)
         self._new_limit = new_limit or (MeasuredLimit if config.speculate is Speculate.AUTO else no_drafts)
         self.draft_counts = DraftCounts()
+        self._reuse = PrefixReuse(forwarding, enabled=config.prefix_reuse)
 
     @property
     def num_running(self) -> int:
@@ -79,6 +82,10 @@ class EntryPoint:
             task.cancel()
             await asyncio.wait([task])
 
+    def check_integrity(self) -> None:
+        """Raises AssertionError if what is known of prefixes does not hold together."""
+        self._reuse.check_integrity()
+
     async def stop(self) -> None:
         """Aborts all."""
         for request_id in tuple(self._running):
@@ -93,43 +100,58 @@ class EntryPoint:
         sequence = Sequence(request, route, self._forwarding, self._lanes, self._new_limit())
         self._in_flight.begin(request.request_id, route, time.monotonic())
         try:
-            await self._admit(sequence.key, num_tokens)
-            await self._generate(sequence, request, events)
+            wanted = self._reuse.wanted(sequence.key, route, request.prompt)
+            await self._reuse.until_settled(wanted)
+            sequence.prefix = await self._admit(wanted, num_tokens)
+            await self._generate(sequence, request, events, wanted)
         finally:
             self._in_flight.end(request.request_id)
 
-    async def _generate(self, sequence: Sequence, request: GenerationRequest, events: asyncio.Queue[Event]) -> None:
+    async def _generate(
+        self, sequence: Sequence, request: GenerationRequest, events: asyncio.Queue[Event], wanted: Wanted
+    ) -> None:
+        emitted: list[int] = []
+        keep = False
         try:
             async for event in sequence.tokens():
-                await events.put(event)
+                if not emitted:
+                    self._reuse.prefilled(wanted, sequence)
+                emitted.append(event.token_id)
+                await events.put(event if len(emitted) > 1 else replace(event, cached_tokens=sequence.num_reused))
+            keep = True
+        except asyncio.CancelledError:
+            keep = True
+            raise
         except HopFailure as error:
             self._prober.generation_failed(request.model_id, error)
             raise
         finally:
             self.draft_counts.add(sequence.draft_counts)
-            await asyncio.shield(sequence.close())
+            await self._reuse.end(wanted, sequence, emitted, keep=keep)
 
-    async def _admit(self, key: SessionKey, num_tokens: int) -> None:
-        """Opens the session when there is KV room for all its tokens, in order of arrival. Raises KvFull."""
+    async def _admit(self, wanted: Wanted, num_tokens: int) -> Prefix | None:
+        """Opens the session when there is KV room for all its tokens, in order of arrival. Returns what it begins with.
+        Raises KvFull."""
         if self._num_waiting >= self._config.max_waiting:
             raise KvFull(f"{self._num_waiting} prompts wait for KV cache room already", RETRY_AFTER_SECONDS)
         self._num_waiting += 1
         try:
             # One deadline for the turn and for the room.
             async with asyncio.timeout(self._config.admission_timeout), self._turn:
-                await self._forwarding.changes.wait_until(lambda: self._open(key, num_tokens), within=None)
+                opened = await self._forwarding.changes.wait_until(lambda: self._open(wanted, num_tokens), within=None)
+                assert opened, "the deadline ends the wait, and nothing else"
+                return opened[0]
         except TimeoutError:
             waited = self._config.admission_timeout
             raise KvFull(f"no KV cache room came free within {waited:g} s", RETRY_AFTER_SECONDS) from None
         finally:
             self._num_waiting -= 1
 
-    def _open(self, key: SessionKey, num_tokens: int) -> bool | None:
+    def _open(self, wanted: Wanted, num_tokens: int) -> tuple[Prefix | None] | None:
         try:
-            self._forwarding.sessions.open(key, num_tokens, time.monotonic())
+            return (self._reuse.open(wanted, num_tokens),)
         except KvFull:
             return None
-        return True
 
 
 async def _until_done(task: asyncio.Task[None], events: asyncio.Queue[Event]) -> AsyncGenerator[Emitted, None]:

@@ -11,12 +11,12 @@ from dataclasses import replace
 from meshnet.errors import BadFrame, Draining, NextHopFailed, PositionMismatch
 from meshnet.model import LayerRange
 from meshnet.topology import Hop
-from meshnet.wire import FrameHeaders
+from meshnet.wire import FrameHeaders, Prefix
 from services.node.changes import Changes
 from services.node.core.members import LostNode
 from services.node.core.sessions import Piece, SessionTable
 from services.node.core.shards import ShardTable
-from services.node.core.work import Buffer, ForwardWork, FreeWork, PromptWork, Segment, SessionKey
+from services.node.core.work import Buffer, ForwardWork, PromptWork, Segment, SessionKey
 from services.node.peers import Peers
 from services.node.returns import Returns
 from services.node.runner import Runner
@@ -31,8 +31,16 @@ class Forwarding:
     """The activation plane of one node."""
 
     def __init__(
-        self, shards: ShardTable, sessions: SessionTable, runner: Runner, peers: Peers, reorder_timeout: float
+        self,
+        shards: ShardTable,
+        sessions: SessionTable,
+        runner: Runner,
+        peers: Peers,
+        reorder_timeout: float,
+        *,
+        keeps: bool = True,
     ) -> None:
+        """`keeps`: whether KV caches of ended sessions are kept when that is asked for."""
         self.shards = shards
         self.sessions = sessions
         self.runner = runner
@@ -40,6 +48,7 @@ class Forwarding:
         self.changes = Changes()
         self.returns = Returns()
         self.draining = False
+        self._keeps = keeps
         self._confirming: set[asyncio.Future[Buffer]] = set()
         self._reorder_timeout = reorder_timeout
 
@@ -53,7 +62,9 @@ class Forwarding:
         model_id, layers = self.shards.resolve(frame.model, frame.layers)
         self._check_width(frame, model_id)
         pieces = _pieces(frame, model_id, layers)
-        positions = await self.accept(pieces, first_chunk=frame.chunk_index == 0, entry=frame.entry)
+        positions = await self.accept(
+            pieces, first_chunk=frame.chunk_index == 0, entry=frame.entry, prefix=frame.prefix
+        )
         returns = frame.positions if frame.returns is None else frame.returns
         # What is sent on must be whole; what is answered is what was asked for.
         num_returned = frame.positions if frame.route else returns
@@ -79,18 +90,29 @@ class Forwarding:
         # What the entry node has already does not go back through the hops.
         return (answer if memoryview(hidden).nbytes else replace(answer, positions=0)), hidden
 
-    async def accept(self, pieces: Sequence[Piece], *, first_chunk: bool, entry: str | None = None) -> tuple[int, ...]:
+    def open(self, key: SessionKey, num_tokens: int, prefix: Prefix | None = None) -> None:
+        """Begins a session here with KV room for `num_tokens` in all, and with that prefix if it is here. Raises
+        KvFull."""
+        self.sessions.open(key, num_tokens, time.monotonic(), prefix)
+        self._hand_over()
+
+    async def accept(
+        self, pieces: Sequence[Piece], *, first_chunk: bool, entry: str | None = None, prefix: Prefix | None = None
+    ) -> tuple[int, ...]:
         """The positions of a frame's pieces, once the chunks before it have been handed over.
 
-        Raises PositionMismatch if they do not come in time, KvFull if there is no room.
+        Raises PositionMismatch if they do not come in time, or the prefix is not here; KvFull if there is no room.
         """
 
-        def attempt() -> tuple[int, ...] | None:
-            return self.sessions.accept(pieces, first_chunk=first_chunk, now=time.monotonic(), entry=entry)
+        def attempt(first: bool = first_chunk) -> tuple[int, ...] | None:
+            try:
+                return self.sessions.accept(pieces, first_chunk=first, now=time.monotonic(), entry=entry, prefix=prefix)
+            finally:
+                self._hand_over()
 
         positions = attempt() if first_chunk else await self.changes.wait_until(attempt, self._reorder_timeout)
         if positions is None:
-            positions = self.sessions.accept(pieces, first_chunk=True, now=time.monotonic(), entry=entry)
+            positions = attempt(True)
             assert positions is not None, "a first chunk waits for none before it"
         self.changes.announce()
         return positions
@@ -152,24 +174,44 @@ class Forwarding:
         sending.add_done_callback(lambda done: done.cancelled() or done.exception())
 
     def close(self, keys: Sequence[SessionKey]) -> None:
-        """Forgets sessions here and frees their KV caches, after the work that they still have queued."""
+        """Forgets sessions here, and what is kept of others, and frees their KV caches, after the work that they still
+        have queued."""
         if keys:
             self.sessions.close(keys)
-            self.runner.submit(FreeWork(tuple(keys)))
+            self._hand_over()
             self.changes.announce()
 
-    async def free(self, session: str, route: tuple[Hop, ...]) -> None:
-        """Frees a session here and on the hops of the route behind."""
-        self.close(self.sessions.keys_of(session))
-        await self.peers.free(session, route)
+    async def free(self, session: str, route: tuple[Hop, ...], keep: int | None = None) -> None:
+        """Frees a session here and on the hops of the route behind. The whole blocks of its first `keep` tokens may
+        be kept."""
+        keys = self.sessions.keys_of(session)
+        if keep and self._keeps:
+            for key in keys:
+                self.sessions.keep(key, keep, time.monotonic())
+            self._hand_over()
+            self.changes.announce()
+        else:
+            self.close(keys)
+        await self.peers.free(session, route, keep)
+
+    def give_up_kept(self, model_id: str, layers: LayerRange) -> None:
+        """Nothing is kept any longer of sessions through these layers."""
+        self.close(self.sessions.kept_through(model_id, layers))
 
     def node_lost(self, lost: LostNode) -> None:
-        """Nothing more comes of that node: what waits for it ends, and the sessions that begin there are freed."""
+        """Nothing more comes of that node: what waits for it ends, and the sessions that begin there are freed, as is
+        what is kept for it."""
         self.peers.node_lost(lost)
         orphans = self.sessions.keys_from(lost.node_id)
         if orphans:
             log.info("%d sessions freed: node %s, where they begin, %s", len(orphans), lost.node_id, lost.how)
             self.close(orphans)
+
+    def _hand_over(self) -> None:
+        """At once: the room that a session is given may still hold what is to be freed before."""
+        for work in self.sessions.take_works():
+            # Whoever needs what it does hears of a failure from a work of its own.
+            self.runner.submit(work).add_done_callback(lambda done: done.cancelled() or done.exception())
 
     def _check_still_open(self, pieces: Sequence[Piece]) -> None:
         """A session that was freed while its step ran was freed on the hops behind too: sent on, it would open there

@@ -11,12 +11,13 @@ import random
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Sequence as Items
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from meshnet.errors import InvalidRequest
+from meshnet.errors import InvalidRequest, PositionMismatch
 from meshnet.topology import DeployedModel, Hop
-from meshnet.wire import FrameHeaders
+from meshnet.wire import FrameHeaders, Prefix
 from services.node.core.drafts import Uniforms
 from services.node.core.sessions import Piece
 from services.node.core.speculation import DraftCounts, DraftLimit, Drafts, FixedLimit
@@ -54,10 +55,11 @@ class GenerationRequest:
 
 @dataclass(frozen=True, slots=True)
 class Emitted:
-    """A token, and in the last event why there are no more."""
+    """A token, and in the last event why there are no more. In the first: tokens of the prompt that were reused."""
 
     token_id: int
     finish_reason: FinishReason | None
+    cached_tokens: int = 0
 
 
 def check_request(request: GenerationRequest, model: DeployedModel, kv_capacity: int) -> None:
@@ -87,8 +89,8 @@ def check_request(request: GenerationRequest, model: DeployedModel, kv_capacity:
 class Sequence:
     """One admitted session: runs its tokens through the route and draws new ones.
 
-    `route` begins with this node. The session must have been opened in the session table. `limit`: how much to draft,
-    default nothing.
+    `route` begins with this node. The session must have been opened in the session table, with `prefix` if it has one.
+    `limit`: how much to draft, default nothing. `num_cached`: tokens of the prompt that all nodes are known to have.
     """
 
     def __init__(
@@ -110,6 +112,19 @@ class Sequence:
         self._uniforms = Uniforms(random.Random(request.seed))  # noqa: S311 (draws that a seed repeats, no secret)
         self._drafts = Drafts(request.prompt, limit or FixedLimit(0))
         self.key = SessionKey(request.request_id, request.model_id, self._layers)
+        self.prefix: Prefix | None = None
+        self.prefix_lost = False
+        self.num_cached = 0
+
+    @property
+    def num_reused(self) -> int:
+        """Tokens of the prompt that are not computed."""
+        return self.prefix.num_tokens if self.prefix and not self.prefix_lost else 0
+
+    def cached_tokens(self, emitted: Items[int]) -> tuple[int, ...]:
+        """The tokens that all nodes are known to have when so many have been emitted: never the last one."""
+        prompt = self._request.prompt
+        return (*prompt, *emitted[:-1]) if emitted else prompt[: self.num_cached]
 
     async def tokens(self) -> AsyncIterator[Emitted]:
         """New tokens as they are drawn; the last one has a finish reason."""
@@ -157,16 +172,29 @@ class Sequence:
         return FinishReason.LENGTH if count == self._request.max_new_tokens else None
 
     async def _prefill(self, tokens: tuple[int, ...]) -> Buffer:
-        """Runs the prompt; chunk i+1 leaves while chunk i is still travelling. Returns the last position's output."""
+        """Runs the prompt, or what is behind its prefix. Returns the last position's output."""
+        try:
+            return await self._run_prompt(tokens, self.num_reused)
+        except PositionMismatch:
+            if not self.num_reused or self.num_cached:
+                raise
+        # A node no longer has what it kept, and says so before anything else of the prompt is under way.
+        await self._lose_prefix()
+        return await self._run_prompt(tokens, 0)
+
+    async def _run_prompt(self, tokens: tuple[int, ...], begin: int) -> Buffer:
+        """Runs the prompt from `begin` on; chunk i+1 leaves while chunk i is still travelling."""
         size = BUSY_CHUNK_TOKENS if self._lanes.are_busy(self._request.model_id) else CHUNK_TOKENS
-        chunks = [tokens[start : start + size] for start in range(0, len(tokens), size)]
+        starts = range(begin, len(tokens), size)
         under_way: deque[asyncio.Task[Buffer]] = deque()
         try:
-            for index, chunk in enumerate(chunks):
-                if len(under_way) == MAX_CHUNKS_IN_FLIGHT:
+            for index, start in enumerate(starts):
+                # Behind a prefix nothing leaves before all nodes are known to have that.
+                if len(under_way) == MAX_CHUNKS_IN_FLIGHT or (begin and index == 1):
                     await under_way.popleft()
-                local = await self._run_local(chunk, index * size, last=index + 1 == len(chunks))
-                send = self._send_on(local, len(chunk), index * size, chunk=(index, len(chunks)))
+                chunk = tokens[start : start + size]
+                local = await self._run_local(chunk, start, last=index + 1 == len(starts))
+                send = self._send_on(local, len(chunk), start, chunk=(index, len(starts)))
                 under_way.append(asyncio.create_task(send))
             while len(under_way) > 1:
                 await under_way.popleft()
@@ -183,8 +211,12 @@ class Sequence:
         return await self._forwarding.run(PromptWork(self._request.model_id, self._layers, (segment,), tokens))
 
     async def _send_on(self, hidden: Buffer, num_tokens: int, position: int, chunk: tuple[int, int]) -> Buffer:
-        if not self._behind:
-            return hidden
+        if self._behind:
+            hidden = await self._pass_on(hidden, num_tokens, position, chunk)
+        self.num_cached = max(self.num_cached, position + num_tokens)
+        return hidden
+
+    async def _pass_on(self, hidden: Buffer, num_tokens: int, position: int, chunk: tuple[int, int]) -> Buffer:
         frame = FrameHeaders(
             rows=1,
             positions=num_tokens,
@@ -196,6 +228,7 @@ class Sequence:
             cached=(position,),
             returns=int(chunk[0] + 1 == chunk[1]),
             entry=self._node_id,
+            prefix=self.prefix if self.num_reused and position == self.num_reused else None,
         )
         return await self._forwarding.send_and_return(frame, self._behind, hidden)
 
@@ -212,10 +245,21 @@ class Sequence:
         )
         return outcomes
 
-    async def close(self) -> None:
-        """Frees the session on every hop."""
-        self._forwarding.close(self._forwarding.sessions.keys_of(self._request.request_id))
-        await self._forwarding.peers.free(self._request.request_id, self._behind)
+    async def close(self, num_kept: int = 0) -> None:
+        """Frees the session on every hop, or keeps its first tokens."""
+        if self.prefix and self.prefix.take and not self.prefix_lost and not self.num_cached:
+            # Taken here, and perhaps not everywhere.
+            await self._forwarding.free(self.prefix.session, self._behind)
+        await self._forwarding.free(self._request.request_id, self._behind, num_kept)
+
+    async def _lose_prefix(self) -> None:
+        """Begins anew, without it. It is of no use to anybody else."""
+        assert self.prefix
+        self.prefix_lost = True
+        if replace(self.key, session=self.prefix.session) not in self._forwarding.sessions:
+            await self._forwarding.free(self.prefix.session, self._behind)
+        if self.key not in self._forwarding.sessions:
+            self._forwarding.open(self.key, len(self._request.prompt) + self._request.max_new_tokens)
 
 
 def _until_failed(outcomes: Iterable[int | BaseException]) -> Iterator[int]:

@@ -97,7 +97,9 @@ class HttpServer:
 
     async def _free(self, request: web.Request) -> web.Response:
         session = wire.parse_session(request.match_info["session"])
-        await self._forwarding.free(session, wire.parse_route(request.headers.get(wire.ROUTE, "")))
+        asked = request.headers.getall(wire.KEEP, [])
+        keep = wire.parse_keep(", ".join(asked) if asked else None)
+        await self._forwarding.free(session, wire.parse_route(request.headers.get(wire.ROUTE, "")), keep)
         return web.Response(status=204, headers={wire.VERSION: str(wire.WIRE_VERSION)})
 
     async def _echo(self, request: web.Request) -> web.Response:

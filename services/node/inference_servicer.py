@@ -69,4 +69,6 @@ def _request_id(text: str) -> str:
 
 
 def _event(event: Emitted) -> inference_pb2.GenerateEvent:
-    return inference_pb2.GenerateEvent(token_id=event.token_id, finish_reason=_FINISH[event.finish_reason])
+    return inference_pb2.GenerateEvent(
+        token_id=event.token_id, finish_reason=_FINISH[event.finish_reason], cached_tokens=event.cached_tokens
+    )

@@ -64,7 +64,14 @@ class NodeServer:
         self._tracker = TrackerClient(config.tracker_address, config.node_id, uuid.uuid4().hex)
         self._agent = Agent(self._tracker, self.describe, list(manifests.values()))
         self._peers = Peers(lambda: self._agent.topology, config.compression, config.hop_timeout)
-        self._forwarding = Forwarding(self._shards, self._sessions, self._runner, self._peers, config.reorder_timeout)
+        self._forwarding = Forwarding(
+            self._shards,
+            self._sessions,
+            self._runner,
+            self._peers,
+            config.reorder_timeout,
+            keeps=config.prefix_reuse,
+        )
         self._prober = Prober(
             config.node_id,
             self._forwarding,
@@ -201,6 +208,7 @@ class NodeServer:
                 model_id: {
                     "tokens": self._sessions.ledger(model_id).capacity_tokens,
                     "tokens_free": self._sessions.ledger(model_id).free_tokens,
+                    "tokens_kept": self._sessions.ledger(model_id).kept_tokens,
                 }
                 for model_id in self._shards.models()
             },
@@ -211,13 +219,14 @@ class NodeServer:
         self._forwarding.changes.announce()
 
     async def _sweep(self) -> None:
-        """Frees sessions whose lease has run out: their end was lost on the way."""
+        """Frees sessions whose lease has run out: their end was lost on the way. And what is kept that nobody uses."""
         while True:
             await asyncio.sleep(SWEEP_SECONDS)
             idle = self._sessions.idle_since(time.monotonic() - self.config.session_lease)
             if idle:
                 log.info("%d idle sessions freed", len(idle))
                 self._forwarding.close(idle)
+            self._forwarding.close(self._sessions.kept_since(time.monotonic() - self.config.kept_lease))
 
 
 def _mesh_weights(

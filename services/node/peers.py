@@ -133,18 +133,21 @@ class Peers:
         except (TimeoutError, aiohttp.ClientError, OSError) as error:
             raise NextHopFailed(f"node {node_id} did not echo: {_reason(error)}", node_id) from error
 
-    async def free(self, session: str, route: tuple[Hop, ...]) -> None:
-        """Asks every hop of a route to free a session; the first passes it on. Errors are left to the lease."""
+    async def free(self, session: str, route: tuple[Hop, ...], keep: int | None = None) -> None:
+        """Asks every hop of a route to free a session, or to keep its first `keep` tokens; the first passes it on.
+        Errors are left to the lease."""
         if not route:
             return
         try:
             headers = {wire.ROUTE: wire.format_route(route[1:])}
+            if keep:
+                headers[wire.KEEP] = str(keep)
             url = self._url(route[0].node_id, f"/sessions/{session}")
             async with asyncio.timeout(FREE_TIMEOUT), self._http.delete(url, headers=headers, allow_redirects=False):
                 return
         except (TimeoutError, aiohttp.ClientError, OSError, MeshnetError):
             # The hop is gone or mute, and those behind it may not be.
-            await self.free(session, route[1:])
+            await self.free(session, route[1:], keep)
 
     async def _read(self, hop: Hop, sent: FrameHeaders, answer: aiohttp.ClientResponse) -> Buffer:
         if answer.status != 200:

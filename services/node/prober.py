@@ -136,7 +136,7 @@ class Prober:
         request = GenerationRequest(str(uuid.uuid4()), probe.model_id, PROMPT, max_new_tokens=1)
         sequence = Sequence(request, probe.route, self._forwarding, self._lanes)
         started = time.monotonic()
-        self._forwarding.sessions.open(sequence.key, len(PROMPT) + 1, started)
+        self._forwarding.open(sequence.key, len(PROMPT) + 1)
         try:
             async for _ in sequence.tokens():
                 pass

@@ -11,10 +11,12 @@ from meshnet.wire import BYTES_PER_ELEMENT
 from services.node.core.work import (
     ForwardWork,
     FreeWork,
+    KeepWork,
     LoadedShard,
     Progress,
     PromptWork,
     Result,
+    ReuseWork,
     SampleWork,
     ShardSpec,
     Work,
@@ -68,5 +70,5 @@ class StubExecutor:
                 return bytes(positions * self._hidden_sizes[work.model_id] * BYTES_PER_ELEMENT)
             case SampleWork():
                 return 0
-            case FreeWork():
+            case FreeWork() | KeepWork() | ReuseWork():
                 return None

@@ -97,7 +97,7 @@ class Mesh:
             wait_until(self._gateway_is_ready, SETTLE_SECONDS, "the gateway's /health is ok")
 
     def _gateway_is_ready(self) -> bool:
-        return bool(httpx.get(f"{self.gateway_url}/health", timeout=10).json()["status"] == "ok")
+        return bool(httpx.get(f"{self.gateway_url}/health", timeout=10).json().get("status") == "ok")
 
     def _start_node(self, spec: NodeSpec) -> RunningProcess:
         return start(
@@ -148,6 +148,12 @@ class Mesh:
         self, model_id: str, prompt: Sequence[int], max_new_tokens: int, node_id: str | None = None, **sampling: Any
     ) -> list[int]:
         """Token ids from an entry node, over its own gRPC service."""
+        return self.generate_and_count(model_id, prompt, max_new_tokens, node_id, **sampling)[0]
+
+    def generate_and_count(
+        self, model_id: str, prompt: Sequence[int], max_new_tokens: int, node_id: str | None = None, **sampling: Any
+    ) -> tuple[list[int], int]:
+        """The same, and how many tokens of the prompt were reused."""
         entry = node_id or self.topology().entry_nodes(model_id)[0].node_id
         with grpc.insecure_channel(self.nodes[entry].match[2]) as channel:
             request = inference_pb2.GenerateRequest(
@@ -157,8 +163,9 @@ class Mesh:
                 max_new_tokens=max_new_tokens,
                 sampling=inference_pb2.SamplingParams(**sampling),
             )
-            events = inference_pb2_grpc.InferenceStub(channel).Generate(request, timeout=CALL_SECONDS)
-            return [event.token_id for event in events if event.HasField("token_id")]
+            events = list(inference_pb2_grpc.InferenceStub(channel).Generate(request, timeout=CALL_SECONDS))
+            tokens = [event.token_id for event in events if event.HasField("token_id")]
+            return tokens, sum(event.cached_tokens for event in events)
 
     def health(self, node_id: str) -> dict[str, Any]:
         body: dict[str, Any] = httpx.get(f"http://{self.nodes[node_id].match[1]}/health", timeout=10).json()

@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 
-from services.node.core.work import ForwardWork, FreeWork, PromptWork, SampleWork, SessionKey, Work
+from services.node.core.work import (
+    CacheWork,
+    ForwardWork,
+    FreeWork,
+    KeepWork,
+    PromptWork,
+    ReuseWork,
+    SampleWork,
+    SessionKey,
+    Work,
+)
 
 # Enough for four prefill chunks. What is decoded meanwhile waits for all of them, so it is for steps without any.
 TOKEN_BUDGET = 512
@@ -23,14 +33,15 @@ def choose_batch(
     Tokens are drawn first: that is short, and somebody waits for each. Otherwise the first work is among them, or one
     that decodes in its stead. Others join if they are of its kind, model and layers: those that decode, then chunks of
     prompts within the budget, one at least, so that neither can stop the other. The works of one session never
-    overtake each other, and never share a step. Nothing overtakes what frees memory: the room may have been promised.
+    overtake each other, and never share a step. Nothing overtakes what frees or hands on memory: the room may have been
+    promised.
     """
     reach = _within_reach(queue)
     if not reach:
         return []
     eligible = [index for index in reach if _kind(queue[index]) == _kind(queue[reach[0]])]
     samples = [index for index in reach if isinstance(queue[index], SampleWork)]
-    if samples and not isinstance(queue[reach[0]], FreeWork):
+    if samples and not isinstance(queue[reach[0]], CacheWork):
         eligible = [index for index in samples if _kind(queue[index]) == _kind(queue[samples[0]])]
     chosen: list[int] = []
     tokens = 0
@@ -53,7 +64,7 @@ def _within_reach(queue: Sequence[Work]) -> list[int]:
     passed: set[SessionKey] = set()
     for index, work in enumerate(queue):
         keys = _session_keys(work)
-        if isinstance(work, FreeWork) and not (passed.isdisjoint(keys) and _only_frees(queue, reach)):
+        if isinstance(work, CacheWork) and not (passed.isdisjoint(keys) and _only_caches(queue, reach)):
             break
         if passed.isdisjoint(keys):
             reach.append(index)
@@ -61,8 +72,8 @@ def _within_reach(queue: Sequence[Work]) -> list[int]:
     return reach
 
 
-def _only_frees(queue: Sequence[Work], indices: Sequence[int]) -> bool:
-    return all(isinstance(queue[index], FreeWork) for index in indices)
+def _only_caches(queue: Sequence[Work], indices: Sequence[int]) -> bool:
+    return all(isinstance(queue[index], CacheWork) for index in indices)
 
 
 def _is_chunk(work: Work) -> bool:
@@ -78,8 +89,9 @@ def _kind(work: Work) -> Hashable:
             return type(work), work.model_id, work.layers
         case SampleWork():
             return SampleWork, work.model_id
-        case FreeWork():
-            return FreeWork
+        case FreeWork() | KeepWork() | ReuseWork():
+            # Together and in order, as their room was counted.
+            return CacheWork
 
 
 def _session_keys(work: Work) -> tuple[SessionKey, ...]:
@@ -88,5 +100,9 @@ def _session_keys(work: Work) -> tuple[SessionKey, ...]:
             return tuple(segment.key for segment in work.segments)
         case FreeWork():
             return work.keys
+        case KeepWork():
+            return (work.key,)
+        case ReuseWork():
+            return work.source, work.target
         case SampleWork():
             return ()

@@ -3,6 +3,8 @@
 A region is contiguous so that attention reads it in place. It grows in place while there is room behind it::
 
     blocks | a a a . . | b b . . | c . . . . |      a grows by 2 in place; by 3 it moves, or all move apart
+
+A region that has been cut back to what is kept of it needs no room behind it, until it grows again.
 """
 
 from __future__ import annotations
@@ -14,10 +16,14 @@ from meshnet.errors import KvFull
 
 @dataclass(slots=True, eq=False)
 class Region:
-    """Blocks `[start, end)`. An empty one lies nowhere. Changed by its `Regions` only, also when another one grows."""
+    """Blocks `[start, end)`. An empty one lies nowhere. Changed by its `Regions` only, also when another one grows.
+
+    `grows`: whether room is left behind it.
+    """
 
     start: int = 0
     num_blocks: int = 0
+    grows: bool = True
 
     @property
     def end(self) -> int:
@@ -55,12 +61,22 @@ class Regions:
         if extra > self.num_free:
             raise KvFull(f"{extra} more blocks are wanted, {self.num_free} of {self.num_blocks} are free")
         self.num_free -= extra
+        region.grows = True
         others = [other for other in self._placed if other is not region]
         if region.num_blocks and self._room_behind(region) >= extra:
             region.num_blocks = num_blocks
             return ()
         moves = self._place_in_gap(region, num_blocks, others)
         return self._spread(region, num_blocks) if moves is None else moves
+
+    def shrink(self, region: Region, num_blocks: int) -> None:
+        """Takes the blocks behind the first `num_blocks` of a region back, and leaves it no room to grow."""
+        region.grows = False
+        if not num_blocks:
+            self.release(region)
+        elif num_blocks < region.num_blocks:
+            self.num_free += region.num_blocks - num_blocks
+            region.num_blocks = num_blocks
 
     def release(self, region: Region) -> None:
         """Takes all blocks of a region back."""
@@ -89,23 +105,27 @@ class Regions:
         if size < num_blocks:
             return None
         # Half of what is left stays for the region before, so that both can grow in place.
-        start = begins[-index] + ((size - num_blocks) // 2 if index else 0)
+        shared = index and others[-index - 1].grows
+        start = begins[-index] + ((size - num_blocks) // 2 if shared else 0)
         moves = _moves([(region, start)])
         region.start, region.num_blocks = start, num_blocks
         self._placed = sorted([*others, region], key=lambda placed: placed.start)
         return moves
 
     def _spread(self, region: Region, num_blocks: int) -> tuple[Move, ...]:
-        """Moves all regions apart, with equal room behind each: so many tokens pass before it is needed again."""
+        """Moves all regions apart, with equal room behind each that grows: so many tokens pass before it is needed
+        again."""
         order = self._placed if region.num_blocks else [*self._placed, region]
         sizes = [num_blocks if placed is region else placed.num_blocks for placed in order]
         free, starts = self.num_free, []
+        growing = sum(placed.grows for placed in order)
         start = 0
-        for index, size in enumerate(sizes):
+        for placed, size in zip(order, sizes, strict=True):
             starts.append(start)
-            room = free // (len(sizes) - index)
-            free -= room
-            start += size + room
+            start += size
+            if placed.grows:
+                room = free // growing
+                growing, free, start = growing - 1, free - room, start + room
         moves = _moves(list(zip(order, starts, strict=True)))
         for placed, start, size in zip(order, starts, sizes, strict=True):
             placed.start, placed.num_blocks = start, size

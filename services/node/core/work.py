@@ -108,7 +108,38 @@ class FreeWork:
         return 0
 
 
-Work = ForwardWork | PromptWork | SampleWork | FreeWork
+@dataclass(frozen=True, slots=True)
+class KeepWork:
+    """Cut a KV cache back to `num_kept` tokens, whole blocks, and give the rest of its memory back. Result: None."""
+
+    key: SessionKey
+    num_kept: int
+
+    @property
+    def num_tokens(self) -> int:
+        return 0
+
+
+@dataclass(frozen=True, slots=True)
+class ReuseWork:
+    """Begin the KV cache of `target`, which has none, with the first tokens, whole blocks, of that of `source`.
+
+    `take`: the memory of `source` becomes that of `target`; otherwise it is copied. Result: None.
+    """
+
+    source: SessionKey
+    target: SessionKey
+    num_reused: int
+    take: bool
+
+    @property
+    def num_tokens(self) -> int:
+        return 0
+
+
+# What is done with KV caches as wholes.
+CacheWork = FreeWork | KeepWork | ReuseWork
+Work = ForwardWork | PromptWork | SampleWork | CacheWork
 Result = Buffer | int | None | Exception
 
 

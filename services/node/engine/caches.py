@@ -50,6 +50,31 @@ class KvCaches:
             if cache := self._caches.pop(key, None):
                 cache.release()
 
+    def keep(self, key: SessionKey, num_tokens: int) -> None:
+        """Cuts a cache back to whole blocks of tokens, and gives the rest of its room back. Unknown ones are no
+        error."""
+        if cache := self._caches.get(key):
+            cache.shrink(num_tokens)
+
+    def reuse(self, source: SessionKey, target: SessionKey, num_tokens: int, *, take: bool) -> None:
+        """Begins a cache with the first tokens, whole blocks, of another one of the same model and layers, which ends
+        if it is taken. Raises PositionMismatch if it does not have so many, KvFull; then there is no new one."""
+        assert (source.model_id, source.layers) == (target.model_id, target.layers), "a cache is of one shard"
+        self.free([target])
+        if (cached := self.cached_length(source)) < num_tokens:
+            self.free([source] if take else [])
+            raise PositionMismatch(f"{cached} tokens of session {source.session} are kept here", cached)
+        if take:
+            self._caches[target] = self._caches.pop(source)
+            self._caches[target].shrink(num_tokens)
+            return
+        cache = self._caches[target] = KvCache(target.layers, self._pools[target.model_id])
+        try:
+            cache.copy_from(self._caches[source], num_tokens)
+        except KvFull:
+            self.free([target])
+            raise
+
     def cached_length(self, key: SessionKey) -> int:
         cache = self._caches.get(key)
         return 0 if cache is None else cache.length

@@ -13,12 +13,15 @@ from meshnet.errors import BadFiles, InvalidRequest, LoadFailed, MeshnetError, N
 from meshnet.model import LayerRange
 from meshnet.model_files import ModelFiles
 from services.node.core.work import (
+    CacheWork,
     ForwardWork,
     FreeWork,
+    KeepWork,
     LoadedShard,
     Progress,
     PromptWork,
     Result,
+    ReuseWork,
     SampleWork,
     ShardSpec,
     Work,
@@ -178,16 +181,27 @@ class TorchExecutor:
         match list(batch):
             case []:
                 return []
-            case [FreeWork(), *_] as works:
-                for work in _all_of(works, FreeWork):
-                    self._caches.free(work.keys)
-                return [None] * len(works)
+            case [FreeWork() | KeepWork() | ReuseWork(), *_] as works:
+                return [self._manage(work) for work in works if isinstance(work, CacheWork)]
             case [SampleWork(), *_] as works:
                 return self._sample(_all_of(works, SampleWork))
             case [PromptWork(), *_] as works:
                 return self._step(_all_of(works, PromptWork))
             case works:
                 return self._step(_all_of(works, ForwardWork))
+
+    def _manage(self, work: CacheWork) -> MeshnetError | None:
+        try:
+            match work:
+                case FreeWork():
+                    self._caches.free(work.keys)
+                case KeepWork():
+                    self._caches.keep(work.key, work.num_kept)
+                case ReuseWork():
+                    self._caches.reuse(work.source, work.target, work.num_reused, take=work.take)
+        except MeshnetError as error:
+            return error
+        return None
 
     def _model(self, works: Sequence[ForwardWork | PromptWork | SampleWork]) -> HeldModel:
         model_id = works[0].model_id

@@ -49,6 +49,22 @@ class KvCache:
                 pool.grow(region, num_tokens)
             self._blocks_reserved = wanted
 
+    def shrink(self, num_tokens: int) -> None:
+        """Gives back what is not needed for that many tokens, and forgets the others."""
+        self.length = min(self.length, num_tokens)
+        self._blocks_reserved = min(self._blocks_reserved, blocks_for(num_tokens))
+        for pool, region in self._parts.values():
+            pool.regions.shrink(region, self._blocks_reserved)
+
+    def copy_from(self, other: KvCache, num_tokens: int) -> None:
+        """Becomes the first tokens, whole blocks, of a cache of the same layers. Raises KvFull, then half done."""
+        assert self.layers == other.layers
+        assert num_tokens <= other.length, (num_tokens, other.length)
+        self.reserve(num_tokens)
+        for layer, (pool, region) in self._parts.items():
+            pool.copy(other._parts[layer][1], region, num_tokens)
+        self.length = num_tokens
+
     def release(self) -> None:
         """Gives all blocks back to the pools. The cache must not be used any more."""
         for pool, region in self._parts.values():

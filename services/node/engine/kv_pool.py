@@ -62,6 +62,13 @@ class LayerPool:
             self._bits = bits(self._rows.keys), bits(self._rows.values)
         return self._bits
 
+    def copy(self, source: Region, target: Region, num_tokens: int) -> None:
+        """Copies the first tokens of a region into another one, which has room for them."""
+        size = blocks_for(num_tokens)
+        assert size <= min(source.num_blocks, target.num_blocks), (source, target, num_tokens)
+        for tensor in self._rows.tensors if self._rows else ():
+            _move(tensor, Move(source.start, target.start, size))
+
     def write(self, region: Region, position: int, rows: KvRows) -> KvRows:
         """Writes what `format` has made of K and V behind the first `position` tokens of a region.
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import contextlib
+from dataclasses import replace
 from uuid import UUID
 
 import pytest
@@ -10,9 +11,9 @@ from multidict import CIMultiDict, CIMultiDictProxy
 
 from meshnet import wire
 from meshnet.errors import BadFrame, MeshnetError, WireVersionMismatch
-from meshnet.model import MODEL_ID, LayerRange
+from meshnet.model import BLOCK_TOKENS, MODEL_ID, LayerRange
 from meshnet.topology import NODE_ID, Hop
-from meshnet.wire import FrameHeaders
+from meshnet.wire import FrameHeaders, Prefix
 
 SESSION = "3f2504e0-4f89-41d3-9a0c-0305e82c3301"
 OTHER = "7d444840-9dc0-11d1-b245-5ffdce74fad2"
@@ -34,6 +35,7 @@ NAMES = [
     wire.RETURN,
     wire.ENTRY,
     wire.TICKET,
+    wire.PREFIX,
 ]
 
 
@@ -50,23 +52,29 @@ def frames(draw: st.DrawFn, min_positions: int = 1) -> FrameHeaders:
     total = draw(st.integers(1, wire.MAX_CHUNKS))
     node_ids = st.from_regex(NODE_ID, fullmatch=True)
     hops = st.lists(st.builds(Hop, node_ids, layer_ranges()), max_size=4)
-    sessions = st.lists(st.uuids(), min_size=rows, max_size=rows, unique=True)
-    cached = st.lists(st.integers(0, wire.MAX_CACHED), min_size=rows, max_size=rows)
+    sessions = st.lists(st.uuids(version=4), min_size=rows, max_size=rows, unique=True)
+    cached = draw(st.none() | st.lists(st.integers(0, wire.MAX_CACHED), min_size=rows, max_size=rows).map(tuple))
+    index = draw(st.integers(0, total - 1))
+    prefix = draw(st.none() | st.builds(Prefix, st.uuids(version=1).map(str), st.integers(1, 9000), st.booleans()))
+    if prefix:
+        prefix, rows, index = replace(prefix, num_tokens=prefix.num_tokens * BLOCK_TOKENS), 1, 0
+        cached = (prefix.num_tokens,)
     return FrameHeaders(
         rows=rows,
         positions=positions,
         hidden=draw(st.integers(1, min(widest, wire.MAX_HIDDEN))),
-        sessions=tuple(map(str, draw(sessions))),
-        chunk_index=draw(st.integers(0, total - 1)),
+        sessions=tuple(map(str, draw(sessions)))[:rows],
+        chunk_index=index,
         chunk_total=total,
         encoding=draw(st.none() | st.sampled_from(wire.Encoding)),
         model=draw(st.none() | st.from_regex(MODEL_ID, fullmatch=True)),
-        cached=draw(st.none() | cached.map(tuple)),
+        cached=cached,
         layers=draw(st.none() | layer_ranges()),
         route=tuple(draw(hops)),
         returns=draw(st.none() | st.integers(0, positions)),
         entry=draw(st.none() | node_ids),
         ticket=draw(st.none() | st.from_regex(r"[0-9a-f]{32}", fullmatch=True)),
+        prefix=prefix,
     )
 
 
@@ -221,17 +229,63 @@ def test_a_header_given_twice_is_refused(name: str) -> None:
         sessions=(SESSION,),
         encoding=wire.Encoding.ZSTD,
         model="golden",
-        cached=(0,),
+        cached=(128,),
         layers=LayerRange(4, 8),
         route=(Hop("node-b", LayerRange(8, 9)),),
         returns=1,
         entry="node-a",
         ticket="0" * 32,
+        prefix=Prefix(OTHER, 128, take=True),
     )
     headers = CIMultiDict(wire.format_headers(frame))
     headers.add(name, headers[name])
     with pytest.raises((BadFrame, WireVersionMismatch), match=name):
         wire.parse_headers(headers)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "",
+        OTHER,
+        f"{OTHER},128",
+        f"{OTHER},128,",
+        f"{OTHER},128,move",
+        f"{OTHER},128,TAKE",
+        f"{OTHER},128,take,copy",
+        f"{OTHER}, 128,take",
+        f"{OTHER},+128,take",
+        f"{OTHER},0,take",
+        f"{OTHER},127,take",
+        f"{OTHER},200,take",
+        f"{OTHER},{1 << 31},take",
+        f"{OTHER},256,take",
+        f"{OTHER[:-1]},128,take",
+        f"{SESSION},128,take",
+        ",128,take",
+    ],
+)
+def test_prefixes_that_are_not_whole_and_plain_are_refused(value: str) -> None:
+    with pytest.raises(BadFrame, match=wire.PREFIX):
+        wire.parse_headers(HEADERS | {wire.POSITION: "128", wire.PREFIX: value})
+
+
+def test_a_prefix_comes_before_the_first_frame_of_one_session() -> None:
+    good = HEADERS | {wire.POSITION: "128", wire.PREFIX: f"{OTHER.upper()},128,copy"}
+    assert wire.parse_headers(good).prefix == Prefix(OTHER, 128, take=False)
+    two_rows = {wire.SHAPE: "2,1,4", wire.SESSION: f"{SESSION},{UUID(int=1)!s}", wire.POSITION: "128,128"}
+    for worse in ({wire.CHUNK_INDEX: "1", wire.CHUNK_TOTAL: "2"}, {wire.POSITION: "0"}, two_rows):
+        with pytest.raises(BadFrame, match=wire.PREFIX):
+            wire.parse_headers(good | worse)
+    with pytest.raises(BadFrame, match=wire.PREFIX):
+        wire.parse_headers({name: value for name, value in good.items() if name != wire.POSITION})
+
+
+def test_how_much_is_kept_is_a_plain_number() -> None:
+    assert (wire.parse_keep(None), wire.parse_keep("0"), wire.parse_keep("300")) == (None, 0, 300)
+    for value in ("", "-1", "1.0", "128,128", " 128", "all", "9" * 40):
+        with pytest.raises(BadFrame, match=wire.KEEP):
+            wire.parse_keep(value)
 
 
 def test_only_responses_may_have_no_positions() -> None:

@@ -49,12 +49,12 @@ class Call:
         self._context.abort(status, message)
 
 
-def tokens(*token_ids: int, finish: int = inference_pb2.FINISH_REASON_STOP) -> Script:
-    """Sends these tokens, as many as are asked for, and says why it ended."""
+def tokens(*token_ids: int, finish: int = inference_pb2.FINISH_REASON_STOP, cached: int = 0) -> Script:
+    """Sends these tokens, as many as are asked for, and says why it ended. `cached`: what it reused of the prompt."""
 
     def script(request: inference_pb2.GenerateRequest, call: Call) -> Iterator[inference_pb2.GenerateEvent]:
-        for token_id in token_ids[: request.max_new_tokens]:
-            yield inference_pb2.GenerateEvent(token_id=token_id)
+        for index, token_id in enumerate(token_ids[: request.max_new_tokens]):
+            yield inference_pb2.GenerateEvent(token_id=token_id, cached_tokens=0 if index else cached)
         too_many = len(token_ids) > request.max_new_tokens
         reason = inference_pb2.FINISH_REASON_LENGTH if too_many else finish
         yield inference_pb2.GenerateEvent(finish_reason=reason)  # type: ignore[arg-type]

@@ -124,7 +124,7 @@ def test_chat_answers_with_text_reason_and_usage(
     client: openai.OpenAI, mesh: FakeMesh, tokenizer: ModelTokenizer
 ) -> None:
     ids = tokenizer.encode("Héllo wörld 🙂", special_tokens=False)
-    mesh.a.script = tokens(*ids, END)
+    mesh.a.script = tokens(*ids, END, cached=2)
     answer = client.chat.completions.create(model="smol", messages=HI, seed=7, temperature=0, max_completion_tokens=50)
     assert answer.choices[0].message.content == "Héllo wörld 🙂"
     assert answer.choices[0].finish_reason == "stop"
@@ -133,6 +133,8 @@ def test_chat_answers_with_text_reason_and_usage(
     assert answer.usage is not None
     assert answer.usage.prompt_tokens == len(request.prompt_token_ids)
     assert answer.usage.completion_tokens == len(ids) + 1
+    assert answer.usage.prompt_tokens_details is not None
+    assert answer.usage.prompt_tokens_details.cached_tokens == 2
     assert (request.sampling.seed, request.sampling.temperature, request.max_new_tokens) == (7, 0, 50)
     assert list(request.stop_token_ids) == [END]
 
@@ -151,7 +153,7 @@ def test_the_prompt_of_a_chat_is_the_template_once_with_no_second_bos(
 def test_a_stream_is_the_unstreamed_text_and_ends_with_usage(
     client: openai.OpenAI, mesh: FakeMesh, tokenizer: ModelTokenizer
 ) -> None:
-    mesh.a.script = tokens(*tokenizer.encode("Ünïcode 🙂🙃 text", special_tokens=False), END)
+    mesh.a.script = tokens(*tokenizer.encode("Ünïcode 🙂🙃 text", special_tokens=False), END, cached=3)
     stream = client.chat.completions.create(
         model="smol",
         messages=HI,
@@ -167,6 +169,8 @@ def test_a_stream_is_the_unstreamed_text_and_ends_with_usage(
     assert chunks[-1].choices == []
     assert chunks[-1].usage is not None
     assert chunks[-1].usage.completion_tokens > 3
+    assert chunks[-1].usage.prompt_tokens_details is not None
+    assert chunks[-1].usage.prompt_tokens_details.cached_tokens == 3
     assert {chunk.usage for chunk in chunks[:-1]} == {None}
 
 

@@ -50,7 +50,10 @@ def test_usage_is_in_one_last_chunk_without_choices_and_null_before() -> None:
     asked = ChatFormat("id", "m", 7, include_usage=True)
     last = asked.last(events.usage(3, 2))
     assert last["choices"] == []
-    assert last["usage"] == {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}
+    counts = {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}
+    assert last["usage"] == {**counts, "prompt_tokens_details": {"cached_tokens": 0}}
+    details = events.usage(300, 2, 256)["prompt_tokens_details"]
+    assert details == {"cached_tokens": 256}
     assert asked.text("x")["usage"] is None
     assert "usage" not in CHAT.text("x")
 

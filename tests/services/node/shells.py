@@ -13,13 +13,26 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from meshnet.errors import PositionMismatch
 from meshnet.model import LayerRange, Quantization
 from meshnet.topology import Topology
 from services.node.config import NodeConfig
 from services.node.core.sessions import SessionTable
 from services.node.core.shards import ShardTable
 from services.node.core.speculation import NewLimit, no_drafts
-from services.node.core.work import ForwardWork, FreeWork, PromptWork, Result, SampleWork, SessionKey, ShardSpec, Work
+from services.node.core.work import (
+    CacheWork,
+    ForwardWork,
+    FreeWork,
+    KeepWork,
+    PromptWork,
+    Result,
+    ReuseWork,
+    SampleWork,
+    SessionKey,
+    ShardSpec,
+    Work,
+)
 from services.node.entry import EntryPoint
 from services.node.forwarding import Forwarding
 from services.node.http_server import HttpServer
@@ -36,10 +49,18 @@ SPLITS = {"a": (0, 4), "b": (4, 8), "c": (8, 12)}
 
 @dataclass
 class CountingExecutor:
-    """Also checks that the works of each session arrive in order. `gate` closed holds every step back."""
+    """Also checks that the works of each session arrive in order. `gate` closed holds every step back.
+
+    `cached`: lengths of KV caches, `held`: the tokens in them. `seen`: tokens that each session had at last, `num_run`:
+    how many tokens have been run.
+    """
 
     gate: threading.Event = field(default_factory=threading.Event)
     cached: dict[SessionKey, int] = field(default_factory=dict)
+    held: dict[SessionKey, list[int]] = field(default_factory=dict)
+    seen: dict[str, list[int]] = field(default_factory=dict)
+    num_run: int = 0
+    lacking: set[SessionKey] = field(default_factory=set)
     steps: list[int] = field(default_factory=list)
     fail: Exception | None = None
 
@@ -60,10 +81,8 @@ class CountingExecutor:
 
     def _run(self, work: Work) -> Result:
         match work:
-            case FreeWork():
-                for key in work.keys:
-                    self.cached.pop(key, None)
-                return None
+            case FreeWork() | KeepWork() | ReuseWork():
+                return self._manage(work)
             case SampleWork():
                 return memoryview(work.hidden).cast("B").cast("H")[0] % VOCABULARY
             case PromptWork():
@@ -73,13 +92,44 @@ class CountingExecutor:
         kept = array.array("H")
         start = 0
         for segment in work.segments:
+            if segment.key in self.lacking and segment.position > self.cached.get(segment.key, 0):
+                return PositionMismatch("it could not be reused", 0)
             assert segment.position <= self.cached.get(segment.key, 0), (segment, self.cached)
-            self.cached[segment.key] = segment.position + segment.num_tokens
+            before = self.held.get(segment.key, [])[: segment.position]
+            tokens = rows[start * WIDTH : (start + segment.num_tokens) * WIDTH : WIDTH]
+            self._hold(segment.key, [*before, *(token - segment.key.layers.start for token in tokens)])
+            self.seen[segment.key.session] = self.held[segment.key]
+            self.num_run += segment.num_tokens
             for row in range(start, start + segment.num_tokens):
                 rows[row * WIDTH] += len(work.layers)
             start += segment.num_tokens
             kept += rows[(start - segment.num_returned) * WIDTH : start * WIDTH]
         return kept.tobytes()
+
+    def _manage(self, work: CacheWork) -> Result:
+        match work:
+            case FreeWork():
+                for key in work.keys:
+                    self.cached.pop(key, None)
+                    self.held.pop(key, None)
+            case KeepWork():
+                assert work.num_kept <= self.cached[work.key]
+                self._hold(work.key, self.held[work.key][: work.num_kept])
+            case ReuseWork():
+                return self._reuse(work)
+        return None
+
+    def _hold(self, key: SessionKey, tokens: list[int]) -> None:
+        self.held[key], self.cached[key] = tokens, len(tokens)
+
+    def _reuse(self, work: ReuseWork) -> Result:
+        if (cached := self.cached.get(work.source, 0)) < work.num_reused:
+            self.lacking.add(work.target)
+            return PositionMismatch("not kept", cached)
+        self._hold(work.target, self.held[work.source][: work.num_reused])
+        if work.take:
+            del self.held[work.source], self.cached[work.source]
+        return None
 
 
 @dataclass
@@ -126,6 +176,7 @@ async def three_nodes(
         yield shells
         for shell in shells.values():
             shell.sessions.check_integrity()
+            shell.entry.check_integrity()
 
 
 def make_shell(
@@ -137,7 +188,9 @@ def make_shell(
     model_id = spec.manifest.model_id
     sessions.ledger(model_id).add_layers(spec.layers, spec.kv_tokens)
     peers = Peers(lambda: snapshot[0], config.compression, config.hop_timeout)
-    forwarding = Forwarding(shards, sessions, Runner(executor), peers, config.reorder_timeout)
+    forwarding = Forwarding(
+        shards, sessions, Runner(executor), peers, config.reorder_timeout, keeps=config.prefix_reuse
+    )
     prober = Prober(config.node_id, forwarding, lambda: snapshot[0], config.probe_timeout, lambda: None)
     entry = EntryPoint(config, forwarding, prober, new_limit)
     return Shell(config, executor, forwarding, prober, entry, HttpServer(config, forwarding, dict))

@@ -52,8 +52,15 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 async def until_idle(nodes: dict[str, Shell]) -> None:
-    """No node has a session, and no executor a cache."""
-    await until(lambda: all(len(shell.sessions) == 0 and not shell.executor.cached for shell in nodes.values()))
+    """No node has a session, all room is free, and executors have no caches but what is kept."""
+    for shell in nodes.values():
+        await until(lambda shell=shell: len(shell.sessions) == 0 and _keeps_what_it_should(shell))  # type: ignore[misc]
+        ledger = shell.sessions.ledger("m")
+        assert ledger.free_tokens == ledger.capacity_tokens
+
+
+def _keeps_what_it_should(shell: Shell) -> bool:
+    return all(shell.sessions.kept_length(key) == length for key, length in shell.executor.cached.items())
 
 
 @pytest.mark.parametrize("compression", [None, Encoding.ZSTD])

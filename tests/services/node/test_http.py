@@ -46,8 +46,9 @@ class StubNode:
         async with self._http.post(f"{self.url}/forward", headers=headers, data=body) as answer:
             return answer.status, answer.headers, await answer.read()
 
-    async def delete(self, session: str) -> int:
-        async with self._http.delete(f"{self.url}/sessions/{session}") as answer:
+    async def delete(self, session: str, keep: str | None = None) -> int:
+        more = {} if keep is None else {wire.KEEP: keep}
+        async with self._http.delete(f"{self.url}/sessions/{session}", headers=more) as answer:
             return answer.status
 
     def open(self, path: str, body: bytes) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
@@ -165,6 +166,25 @@ async def test_freeing_gives_the_room_back_and_an_unknown_session_is_no_error(no
     assert await node.delete(SESSION) == 204
     assert await node.delete("no-uuid") == 400
     assert node.forwarding.sessions.free_tokens() == KV_TOKENS
+
+
+async def test_an_ended_session_may_leave_what_another_begins_with(node: StubNode) -> None:
+    other = "7d444840-9dc0-11d1-b245-5ffdce74fad2"
+    sessions = node.forwarding.sessions
+    assert (await node.post(headers(**{wire.SHAPE: "1,300,4"}), bytes(2400)))[0] == 200
+    assert await node.delete(SESSION, "many") == 400
+    assert await node.delete(SESSION, "299") == 204
+    assert (sessions.free_tokens(), sessions.ledger("golden").kept_tokens) == (KV_TOKENS, 256)
+    begun = {wire.SESSION: other, wire.POSITION: "256", wire.PREFIX: f"{SESSION},256,take"}
+    assert (await node.post(headers(**begun), bytes(24)))[0] == 200
+    assert (await node.post(headers(**{wire.SESSION: other}), bytes(24)))[0] == 200
+    assert sessions.length(sessions.keys_of(other)[0]) == 262
+    # It was taken, so nobody else has it.
+    late = begun | {wire.SESSION: other.replace("7", "8")}
+    status, answer, body = await node.post(headers(**late), bytes(24))
+    assert (status, answer[wire.CACHED_LENGTH], json.loads(body)["error"]["code"]) == (409, "0", "position")
+    assert await node.delete(other) == 204
+    assert sessions.free_tokens() == KV_TOKENS
 
 
 async def test_a_full_kv_cache_asks_to_come_back(node: StubNode) -> None:

@@ -7,7 +7,19 @@ from hypothesis import strategies as st
 
 from meshnet.model import LayerRange
 from services.node.core.batching import DECODED_TOKENS, choose_batch
-from services.node.core.work import ForwardWork, FreeWork, PromptWork, SampleWork, Sampling, Segment, SessionKey, Work
+from services.node.core.work import (
+    CacheWork,
+    ForwardWork,
+    FreeWork,
+    KeepWork,
+    PromptWork,
+    ReuseWork,
+    SampleWork,
+    Sampling,
+    Segment,
+    SessionKey,
+    Work,
+)
 
 LAYERS = LayerRange(0, 4)
 
@@ -15,6 +27,10 @@ LAYERS = LayerRange(0, 4)
 def forward(session: str, tokens: int = 1, layers: LayerRange = LAYERS) -> ForwardWork:
     key = SessionKey(session, "m", layers)
     return ForwardWork("m", layers, (Segment(key, 0, tokens, 1),), b"")
+
+
+def key(session: str) -> SessionKey:
+    return SessionKey(session, "m", LAYERS)
 
 
 def prompt(session: str, tokens: int = 1) -> PromptWork:
@@ -41,6 +57,15 @@ def test_nothing_overtakes_what_frees_memory() -> None:
     free = FreeWork((SessionKey("b", "m", LAYERS),))
     assert choose_batch([forward("a"), free, forward("c")]) == [0]
     assert choose_batch([free, SAMPLE, forward("c")]) == [0]
+
+
+def test_what_is_done_with_caches_as_wholes_runs_in_order_and_together() -> None:
+    """Whose room is whose was counted in this order."""
+    free, keep, reuse = FreeWork((key("a"),)), KeepWork(key("b"), 128), ReuseWork(key("c"), key("d"), 128, take=True)
+    assert choose_batch([free, reuse, keep, forward("e")]) == [0, 1, 2]
+    assert choose_batch([forward("e"), reuse, forward("f")]) == [0]
+    assert choose_batch([reuse, KeepWork(key("d"), 128), free]) == [0]
+    assert choose_batch([free, forward("e"), reuse]) == [0]
 
 
 def test_tokens_are_drawn_before_anything_else_is_run() -> None:
@@ -76,7 +101,9 @@ WORKS = st.lists(
         st.builds(forward, st.sampled_from("abc"), st.integers(1, 300)),
         st.builds(prompt, st.sampled_from("abc"), st.integers(1, 300)),
         st.just(SAMPLE),
-        st.builds(lambda s: FreeWork((SessionKey(s, "m", LAYERS),)), st.sampled_from("abc")),
+        st.builds(lambda s: FreeWork((key(s),)), st.sampled_from("abc")),
+        st.builds(lambda s: KeepWork(key(s), 128), st.sampled_from("abc")),
+        st.builds(lambda s, t: ReuseWork(key(s), key(t), 128, take=True), st.sampled_from("ab"), st.just("c")),
     ),
     max_size=20,
 )
@@ -88,6 +115,10 @@ def sessions_of(work: Work) -> set[str]:
             return {segment.key.session for segment in work.segments}
         case FreeWork():
             return {key.session for key in work.keys}
+        case KeepWork():
+            return {work.key.session}
+        case ReuseWork():
+            return {work.source.session, work.target.session}
         case SampleWork():
             return set()
 
@@ -106,3 +137,5 @@ def test_every_work_runs_once_and_each_sessions_works_in_order(queue: list[Work]
     for session in "abc":
         own = [index for index in ran if session in sessions_of(queue[index])]
         assert own == sorted(own)
+    managed = [index for index in ran if isinstance(queue[index], CacheWork)]
+    assert managed == sorted(managed)

@@ -20,15 +20,19 @@ def apply(blocks: list[str], moves: tuple[Move, ...]) -> None:
             blocks[move.target + step] = blocks[move.source + step]
 
 
-@given(steps=st.lists(st.tuples(st.sampled_from("abcde"), st.integers(0, NUM_BLOCKS)), max_size=40))
-def test_what_fits_always_finds_a_place_and_contents_stay(steps: list[tuple[str, int]]) -> None:
-    """Each step grows a session to a number of blocks, or frees it (0). Blocks hold the names of their owners."""
+@given(steps=st.lists(st.tuples(st.sampled_from("abcde"), st.integers(0, NUM_BLOCKS), st.booleans()), max_size=40))
+def test_what_fits_always_finds_a_place_and_contents_stay(steps: list[tuple[str, int, bool]]) -> None:
+    """Each step grows a session to a number of blocks, cuts it back, or frees it (0). Blocks hold the names of their
+    owners."""
     regions, held, blocks = Regions(NUM_BLOCKS), {name: Region() for name in "abcde"}, [""] * NUM_BLOCKS
-    for name, wanted in steps:
+    for name, wanted, shrinks in steps:
         region, before = held[name], held[name].num_blocks
         fits = wanted - before <= regions.num_free
         if wanted == 0:
             regions.release(region)
+        elif shrinks:
+            regions.shrink(region, wanted)
+            assert region.num_blocks == min(wanted, before)
         elif fits:
             apply(blocks, regions.grow(region, wanted))
             assert region.num_blocks == max(wanted, before)
@@ -65,6 +69,26 @@ def test_regions_move_apart_before_one_is_refused() -> None:
     assert regions.grow(held[1], 3) == (Move(2, 3, 3),)
     assert regions.num_free == 0
     regions.check_integrity()
+
+
+def test_what_is_kept_lies_close_and_leaves_the_room_to_what_grows() -> None:
+    regions, kept, a, b = Regions(12), [Region() for _ in range(3)], Region(), Region()
+    for region in kept:
+        regions.grow(region, 3)
+        regions.shrink(region, 2)
+    regions.grow(a, 1)
+    regions.grow(b, 1)
+    # Once they have moved apart, both have room for half of what is left.
+    while a.num_blocks < 3:
+        regions.grow(a, a.num_blocks + 1)
+    assert regions.grow(b, 3) == regions.grow(b, 2) == ()
+    regions.check_integrity()
+    # One that is continued has room again.
+    regions.release(a)
+    regions.release(b)
+    regions.grow(kept[0], 7)
+    assert regions.grow(kept[0], 8) == ()
+    assert regions.num_free == 0
 
 
 def test_integrity_notices_a_block_that_is_given_out_twice_or_lost() -> None:
