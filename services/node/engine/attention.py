@@ -104,26 +104,32 @@ def attend_packed(
     """As `attend`, of queries, keys and values in one tensor `[total, (num_heads + 2 * kv_heads) * head_dim]`,
     bfloat16 on the CPU and contiguous. Returns `[total, num_heads * head_dim]`."""
     total, head_dim = len(heads), heads.shape[1] // (num_heads + 2 * kv_heads)
-    rules = _Rules(scaling, window, None, None)
-    by_head = heads.view(1, total, -1, head_dim).transpose(1, 2)
-    query, key, value = torch.split(by_head, [num_heads, kv_heads, kv_heads], dim=1)
     pool = segments[0].cache.pool(layer)
     if pool.format.scales or not segments.are_apart:
-        return _attend_each(layer, query, key, value, rules, segments).flatten(1)
-    memory = pool.rows(kv_heads, head_dim, head_dim)
-    keys, values = pool.bits
-    places = segments.places(layer, window)
-    loop("store")(bits(heads), num_heads, keys, values, places.slots)
+        query, key, value = _by_head(heads, num_heads, kv_heads)
+        return _attend_each(layer, query, key, value, _Rules(scaling, window, None, None), segments).flatten(1)
+    places, memory = segments.places(layer, window), pool.rows(kv_heads, head_dim, head_dim)
+    packed, (keys, values) = bits(heads), pool.bits
+    loop("store")(packed, num_heads, keys, values, places.slots)
     output = heads.new_empty(total, num_heads * head_dim)
     if len(places.short):
-        attend_loop(head_dim, num_heads // kv_heads)(
-            bits(heads), keys, values, places.short, places.begins, places.ends, scaling, bits(output)
-        )
-    for segment, start in places.long:
-        rows = slice(segment.start, segment.end)
-        cached = memory.of(slice(start, start + segment.position + segment.end - segment.start))
-        _attend_many(segment, query[:, :, rows], cached, rules, output.view(total, num_heads, head_dim)[rows])
+        attend_short = attend_loop(head_dim, num_heads // kv_heads)
+        attend_short(packed, keys, values, places.short, places.begins, places.ends, scaling, bits(output))
+    if places.long:
+        query, _, _ = _by_head(heads, num_heads, kv_heads)
+        rules, by_head = _Rules(scaling, window, None, None), output.view(total, num_heads, head_dim)
+        for segment, start in places.long:
+            rows = slice(segment.start, segment.end)
+            cached = memory.of(slice(start, start + segment.position + segment.end - segment.start))
+            _attend_many(segment, query[:, :, rows], cached, rules, by_head[rows])
     return output
+
+
+def _by_head(heads: torch.Tensor, num_heads: int, kv_heads: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Queries, keys and values `[1, heads, total, head_dim]`, as views."""
+    by_head = heads.view(1, len(heads), num_heads + 2 * kv_heads, -1).transpose(1, 2)
+    query, key, value = torch.split(by_head, [num_heads, kv_heads, kv_heads], dim=1)
+    return query, key, value
 
 
 def _have_loops(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, pool: LayerPool) -> bool:

@@ -48,10 +48,10 @@ class PackedLinear(nn.Module):
         )
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        output: torch.Tensor = torch.ops.mkldnn._linear_pointwise(
-            padded(hidden), self.packed, self.bias, "none", [], ""
-        )
-        return output[..., : hidden.shape[-2], :]
+        rows = padded(hidden)
+        # The overload by name: to look for it anew takes as long as all else around the kernel.
+        output: torch.Tensor = torch.ops.mkldnn._linear_pointwise.default(rows, self.packed, self.bias, "none", [], "")
+        return output if rows is hidden else output[..., : hidden.shape[-2], :]
 
 
 def make_linear(

@@ -21,6 +21,7 @@ _config: Any = numba.config
 _ROW, _ROWS, _HEADS, _TOKENS = uint16[::1], uint16[:, ::1], uint16[:, :, ::1], int64[::1]
 _SIGNATURES = {
     "rms_norm": void(_ROWS, _ROW, float32, _ROWS),
+    "add_rms_norm": void(_ROWS, _ROWS, _ROW, float32, _ROWS, _ROWS),
     "silu_mul": void(_ROWS, _ROWS),
     "rotate": void(_ROWS, int64, _ROWS, _ROWS),
     "norm_heads": void(_ROWS, int64, int64, _ROW, float32),

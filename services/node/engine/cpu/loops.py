@@ -85,6 +85,20 @@ def rms_norm(x: Any, weight: Any, epsilon: Any, out: Any) -> None:
             normed[i] = _rounded(_widened(_rounded(_widened(values[i]) * scale)) * _widened(weight[i]))
 
 
+def add_rms_norm(x: Any, more: Any, weight: Any, epsilon: Any, total: Any, out: Any) -> None:
+    """`x + more` to `total`, and as `rms_norm` of that to `out`; all `[rows, width]`."""
+    rows, width = x.shape
+    for row in prange(rows):
+        values, others, sums, normed = x[row], more[row], total[row], out[row]
+        squares = np.float32(0.0)
+        for i in range(width):
+            sums[i] = _rounded(_widened(values[i]) + _widened(others[i]))
+            squares += _widened(sums[i]) * _widened(sums[i])
+        scale = np.float32(1.0) / np.sqrt(squares / np.float32(width) + epsilon)
+        for i in range(width):
+            normed[i] = _rounded(_widened(_rounded(_widened(sums[i]) * scale)) * _widened(weight[i]))
+
+
 def silu_mul(gate_up: Any, out: Any) -> None:
     """`[rows, 2 * width]`, gates first, to silu(gate) * up in `[rows, width]`."""
     rows, width = out.shape

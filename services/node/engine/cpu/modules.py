@@ -25,13 +25,19 @@ class RmsNorm(nn.Module):
         self.weight = weight
         self.epsilon = np.float32(epsilon)
         self._bits = bits(weight.detach())
-        self._loop = loop("rms_norm")
+        self._loop, self._add_loop = loop("rms_norm"), loop("add_rms_norm")
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         rows = hidden.reshape(-1, hidden.shape[-1])
         output = torch.empty_like(rows)
         self._loop(bits(rows), self._bits, self.epsilon, bits(output))
         return output.view(hidden.shape)
+
+    def of_sum(self, rows: torch.Tensor, more: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The sum of `[rows, width]` and as many more, and the norm of the sum."""
+        total, output = torch.empty_like(rows), torch.empty_like(rows)
+        self._add_loop(bits(rows), bits(more), self._bits, self.epsilon, bits(total), bits(output))
+        return total, output
 
 
 class GatedLayer(nn.Module):
@@ -45,10 +51,14 @@ class GatedLayer(nn.Module):
         self._loop = loop("silu_mul")
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        gate_up = self.gate_up(hidden)
-        product = gate_up.new_empty(*gate_up.shape[:-1], self._width)
-        self._loop(bits(gate_up.view(-1, 2 * self._width)), bits(product.view(-1, self._width)))
-        output: torch.Tensor = self.down(product)
+        return self.of_rows(hidden.reshape(-1, hidden.shape[-1])).view(hidden.shape)
+
+    def of_rows(self, rows: torch.Tensor) -> torch.Tensor:
+        """`[rows, hidden]` to the same."""
+        gate_up = self.gate_up.forward(rows)
+        product = gate_up.new_empty(len(rows), self._width)
+        self._loop(bits(gate_up), bits(product))
+        output: torch.Tensor = self.down.forward(product)
         return output
 
 
@@ -80,7 +90,13 @@ class PackedAttention(nn.Module):
         segments: Segments,
         **_: object,
     ) -> tuple[torch.Tensor, None]:
-        qkv = self.qkv(hidden_states)[0]
+        return self.of_rows(hidden_states[0], position_embeddings, segments)[None], None
+
+    def of_rows(
+        self, rows: torch.Tensor, position_embeddings: tuple[torch.Tensor, torch.Tensor], segments: Segments
+    ) -> torch.Tensor:
+        """`[total, hidden]` to the same."""
+        qkv = self.qkv.forward(rows)
         heads = bits(qkv)
         first = 0
         for norm, count in zip(self.norms, (self.num_heads, self.kv_heads), strict=False):
@@ -92,7 +108,32 @@ class PackedAttention(nn.Module):
         attended = attend_packed(
             self.layer_idx, qkv, self.num_heads, self.kv_heads, self._scaling, self.window, segments
         )
-        return self.output(attended[None]), None
+        output: torch.Tensor = self.output.forward(attended)
+        return output
+
+
+class CompiledLayer(nn.Module):
+    """A whole layer of norm, attention, norm and gated layer, each added to what comes in. Calls as little as can be:
+    for one token, what is between the linear layers takes longer in Python than in the loops."""
+
+    def __init__(self, layer: Any) -> None:
+        super().__init__()
+        self.input_layernorm: RmsNorm = layer.input_layernorm
+        self.self_attn: PackedAttention = layer.self_attn
+        self.post_attention_layernorm: RmsNorm = layer.post_attention_layernorm
+        self.mlp: GatedLayer = layer.mlp
+
+    def forward(
+        self,
+        hidden: torch.Tensor,
+        position_embeddings: tuple[torch.Tensor, torch.Tensor],
+        segments: Segments,
+        **_: object,
+    ) -> torch.Tensor:
+        rows = hidden[0]
+        attended = self.self_attn.of_rows(self.input_layernorm.forward(rows), position_embeddings, segments)
+        rows, normed = self.post_attention_layernorm.of_sum(rows, attended)
+        return rows.add_(self.mlp.of_rows(normed))[None]
 
 
 def _norm(module: nn.Module, name: str) -> RmsNorm | None:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from services.node.engine.cpu.modules import GatedLayer, PackedAttention, RmsNorm
+from services.node.engine.cpu.modules import CompiledLayer, GatedLayer, PackedAttention, RmsNorm
 from services.node.engine.fused import FusedPart
 
 # Those whose code is the same but for names, and who says how many tokens their attention sees; tests compare each
@@ -27,6 +27,13 @@ _WINDOWS: dict[str, Callable[[Any], int | None]] = {
 _NORMS = {f"{family}RMSNorm" for family in (*_WINDOWS, "Phi3")}
 _GATED = {f"{family}MLP" for family in (*_WINDOWS, "Olmo", "Olmo2", "Olmo3", "StableLm")}
 _ATTENTIONS = {f"{family}Attention": window for family, window in _WINDOWS.items()}
+_LAYERS = {f"{family}DecoderLayer" for family in ("Llama", "Mistral", "Qwen2", "Qwen3", "SmolLM3")}
+_PARTS = {
+    "input_layernorm": RmsNorm,
+    "self_attn": PackedAttention,
+    "post_attention_layernorm": RmsNorm,
+    "mlp": GatedLayer,
+}
 _SILU = {"SiLU", "SiLUActivation"}
 
 
@@ -48,6 +55,8 @@ def with_compiled_parts(module: nn.Module, device: torch.device, dtype: torch.dt
         return GatedLayer(gate.group.linear, any_module.down_proj, gate.out_features)
     if kind in _ATTENTIONS and isinstance(any_module.q_proj, FusedPart):
         return PackedAttention(module, _ATTENTIONS[kind](module))
+    if kind in _LAYERS and all(isinstance(getattr(module, name), part) for name, part in _PARTS.items()):
+        return CompiledLayer(module)
     return module
 
 

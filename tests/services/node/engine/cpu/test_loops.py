@@ -34,6 +34,17 @@ def test_norms_are_those_of_the_models(rows: int, width: int, threads: int) -> N
 
 
 @pytest.mark.parametrize("threads", THREADS)
+def test_what_is_added_is_rounded_before_it_is_normed(threads: int) -> None:
+    hidden, more, weight = randn(5, 576, scale=3), randn(5, 576, seed=2), randn(576, seed=1)
+    total, output, wanted = torch.empty_like(hidden), torch.empty_like(hidden), torch.empty_like(hidden)
+    epsilon = np.float32(1e-5)
+    _loop("add_rms_norm", threads)(bits(hidden), bits(more), bits(weight), epsilon, bits(total), bits(output))
+    assert total.equal(hidden + more)
+    _loop("rms_norm", threads)(bits(total), bits(weight), epsilon, bits(wanted))
+    assert output.equal(wanted)
+
+
+@pytest.mark.parametrize("threads", THREADS)
 def test_heads_are_normed_where_they_lie(threads: int) -> None:
     heads, module = randn(5, 6 * 32, scale=3), LlamaRMSNorm(32, 1e-6).bfloat16()
     module.weight.data = randn(32, seed=1)

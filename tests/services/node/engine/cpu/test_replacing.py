@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 from meshnet.model import Quantization
 from meshnet.model_files import ModelFiles
 from services.node.engine import attention, loading
-from services.node.engine.cpu.modules import GatedLayer, PackedAttention, RmsNorm
+from services.node.engine.cpu.modules import CompiledLayer, GatedLayer, PackedAttention, RmsNorm
 from services.node.files.manifest import read_manifest
 from tests.services.node.engine.models import TINY, load, mesh, prompt_of, save_model, steady
 
@@ -61,10 +61,10 @@ def test_loops_are_as_near_to_float32_as_torch(kind: str, tmp_path: Path, monkey
 @pytest.mark.parametrize(
     ("kind", "replaced"),
     [
-        ("llama", (RmsNorm, GatedLayer, PackedAttention)),
-        ("qwen3", (RmsNorm, GatedLayer, PackedAttention)),
-        ("smollm3", (RmsNorm, GatedLayer, PackedAttention)),
-        ("mistral-window", (RmsNorm, GatedLayer, PackedAttention)),
+        ("llama", (CompiledLayer, RmsNorm, GatedLayer, PackedAttention)),
+        ("qwen3", (CompiledLayer, RmsNorm, GatedLayer, PackedAttention)),
+        ("smollm3", (CompiledLayer, RmsNorm, GatedLayer, PackedAttention)),
+        ("mistral-window", (CompiledLayer, RmsNorm, GatedLayer, PackedAttention)),
         ("mixtral", (RmsNorm, PackedAttention)),
         ("olmo", (GatedLayer,)),
         ("gpt2", ()),
@@ -74,4 +74,4 @@ def test_known_parts_are_replaced(kind: str, replaced: tuple[type[nn.Module], ..
     files = save_model(tmp_path, TINY[kind])
     layers = load(files, read_manifest(files).all_layers, Quantization.BFLOAT16).layers
     found = {type(part) for layer in layers.values() for part in layer.module.modules()}
-    assert found & {RmsNorm, GatedLayer, PackedAttention} == set(replaced)
+    assert found & {CompiledLayer, RmsNorm, GatedLayer, PackedAttention} == set(replaced)
