@@ -25,7 +25,7 @@ REFERENCE = "meshnet, 2 nodes"
 
 
 def systems(peers: Path | None, only: list[str]) -> list[System]:
-    found = [meshnet(1), meshnet(2), meshnet(4)]
+    found = [meshnet(1), meshnet(2), meshnet(4), meshnet(2, speculate=True)]
     if peers is not None:
         binaries, gguf = peers / "llama.cpp" / "build" / "bin", peers / "smollm2-bf16.gguf"
         found += [llama_rpc(binaries, gguf), llama_alone(binaries, gguf)]
@@ -103,7 +103,7 @@ def main() -> None:
     arguments = parser.parse_args()
     counts, lengths = ([int(part) for part in text.split(",")] for text in (arguments.streams, arguments.prompts))
     chosen = systems(arguments.peers, [part for part in arguments.only.split(",") if part])
-    console = Console()
+    console = Console(width=max(Console().width, 180))
     measured: defaultdict[str, list[Figures]] = defaultdict(list)
     for number in range(arguments.rounds):
         for system in chosen:

@@ -13,7 +13,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO
 
@@ -45,19 +45,22 @@ class System:
     start: Callable[[int], AbstractContextManager[Endpoint]]
 
 
-def meshnet(num_nodes: int) -> System:
+def meshnet(num_nodes: int, *, speculate: bool = False) -> System:
+    """Without speculation unless told: what a model makes of random prompts repeats itself, which is no fair text."""
+    options = () if speculate else ("--speculate", "off")
+
     @contextmanager
     def start(_num_streams: int) -> Iterator[Endpoint]:
         with running_mesh(
             [f"{streams.MODEL}={smollm2_path()}"],
-            streams.specs(num_nodes),
+            [replace(spec, options=options) for spec in streams.specs(num_nodes)],
             deploy=[streams.MODEL],
             kv_tokens=streams.KV_TOKENS,
             gateway=True,
         ) as mesh:
             yield Endpoint(mesh.gateway_url, streams.MODEL)
 
-    return System(f"meshnet, {num_nodes} node{'s' * (num_nodes > 1)}", start)
+    return System(f"meshnet, {num_nodes} node{'s' * (num_nodes > 1)}{', speculating' * speculate}", start)
 
 
 def llama_rpc(binaries: Path, model: Path, num_servers: int = 2) -> System:
