@@ -100,18 +100,21 @@ def attend_packed(
     scaling: float,
     window: int | None,
     segments: Segments,
+    output: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """As `attend`, of queries, keys and values in one tensor `[total, (num_heads + 2 * kv_heads) * head_dim]`,
-    bfloat16 on the CPU and contiguous. Returns `[total, num_heads * head_dim]`."""
+    bfloat16 on the CPU and contiguous. Returns `[total, num_heads * head_dim]`, in `output` if that is given."""
     total, head_dim = len(heads), heads.shape[1] // (num_heads + 2 * kv_heads)
+    if output is None:
+        output = heads.new_empty(total, num_heads * head_dim)
     pool = segments[0].cache.pool(layer)
     if pool.format.scales or not segments.are_apart:
         query, key, value = _by_head(heads, num_heads, kv_heads)
-        return _attend_each(layer, query, key, value, _Rules(scaling, window, None, None), segments).flatten(1)
+        each = _attend_each(layer, query, key, value, _Rules(scaling, window, None, None), segments)
+        return output.copy_(each.flatten(1))
     places, memory = segments.places(layer, window), pool.rows(kv_heads, head_dim, head_dim)
     packed, (keys, values) = bits(heads), pool.bits
     loop("store")(packed, num_heads, keys, values, places.slots)
-    output = heads.new_empty(total, num_heads * head_dim)
     if len(places.short):
         attend_short = attend_loop(head_dim, num_heads // kv_heads)
         attend_short(packed, keys, values, places.short, places.begins, places.ends, scaling, bits(output))

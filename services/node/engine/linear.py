@@ -36,6 +36,8 @@ class PackedLinear(nn.Module):
         super().__init__()
         self.weight_bytes = weight.nbytes + (bias.nbytes if bias is not None else 0)
         self.packed = torch.ops.mkldnn._reorder_linear_weight(weight)
+        # Found once: to look for it takes as long as all else around the kernel.
+        self._kernel = torch.ops.mkldnn._linear_pointwise.default
         self.bias = bias
 
     @staticmethod

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import nn
@@ -12,6 +12,7 @@ from transformers.pytorch_utils import Conv1D
 from meshnet.errors import BadFiles, LoadFailed
 from meshnet.model import ModelManifest, Quantization
 from services.node.core.work import ShardSpec
+from services.node.engine.cpu.modules import Scratch
 from services.node.engine.cpu.replacing import with_compiled_parts
 from services.node.engine.exceptions import adapt, compute_buffers
 from services.node.engine.experts import DOWN, GATE_UP, LinearExperts, are_stacked
@@ -74,6 +75,7 @@ class _Loader:
     device: torch.device
     half: torch.dtype
     on_bytes: Callable[[int], None]
+    scratch: Scratch = field(default_factory=Scratch)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -82,7 +84,7 @@ class _Loader:
     def layer(self, index: int) -> HeldLayer:
         name, module = self.structure.layer(index)
         filled = self._fill(name, module, self.quantization)
-        filled = with_compiled_parts(filled, self.device, self.dtype)
+        filled = with_compiled_parts(filled, self.device, self.dtype, self.scratch)
         return HeldLayer(adapt(filled), self.dtype, self.structure.rotary_kind(index))
 
     def entry(self) -> Entry:
@@ -95,7 +97,7 @@ class _Loader:
         return Entry(
             embedding=embedding,
             positions=positions,
-            norm=with_compiled_parts(self._fill_named(self.structure.norm), self.device, self.dtype),
+            norm=with_compiled_parts(self._fill_named(self.structure.norm), self.device, self.dtype, self.scratch),
             head=TiedHead(embedding.weight) if tied else self._fill_named(self.structure.head),
             dtype=self.dtype,
             position_offset=int(getattr(positions, "offset", 0)),

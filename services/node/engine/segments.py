@@ -10,8 +10,10 @@ import numpy as np
 import torch
 
 from services.node.core.batching import DECODED_TOKENS
+from services.node.engine.cpu.compiled import Bits, bits
 from services.node.engine.kv_cache import KvCache
 
+Rotation = tuple[torch.Tensor, torch.Tensor]
 Tokens = np.ndarray[Any, np.dtype[np.int64]]
 
 
@@ -64,6 +66,7 @@ class Segments(Sequence[CachedSegment]):
         # Two of one session must be written and attended for one after the other.
         self.are_apart = len({id(segment.cache) for segment in self._segments}) == len(self._segments)
         self._places: dict[tuple[int | None, ...], Places] = {}
+        self._rotations: dict[int, tuple[Rotation, Bits, Bits]] = {}
 
     def __len__(self) -> int:
         return len(self._segments)
@@ -85,6 +88,15 @@ class Segments(Sequence[CachedSegment]):
         if places is None:
             places = self._places[key] = self._find(starts, window)
         return places
+
+    def rotation(self, embeddings: Rotation) -> tuple[Bits, Bits]:
+        """Cosines and sines `[1, total, head_dim]` as compiled loops take them: made once for all layers."""
+        found = self._rotations.get(id(embeddings))
+        if found is None:
+            cos, sin = embeddings
+            # The embeddings are kept too, so that no others have their identity.
+            found = self._rotations[id(embeddings)] = embeddings, bits(cos[0]), bits(sin[0])
+        return found[1:]
 
     def _find(self, starts: list[int], window: int | None) -> Places:
         slots: list[int] = []

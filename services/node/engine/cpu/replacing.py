@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from services.node.engine.cpu.modules import CompiledLayer, GatedLayer, PackedAttention, RmsNorm
+from services.node.engine.cpu.modules import CompiledLayer, GatedLayer, PackedAttention, RmsNorm, Scratch
 from services.node.engine.fused import FusedPart
 
 # Those whose code is the same but for names, and who says how many tokens their attention sees; tests compare each
@@ -37,16 +37,16 @@ _PARTS = {
 _SILU = {"SiLU", "SiLUActivation"}
 
 
-def with_compiled_parts(module: nn.Module, device: torch.device, dtype: torch.dtype) -> nn.Module:
+def with_compiled_parts(module: nn.Module, device: torch.device, dtype: torch.dtype, scratch: Scratch) -> nn.Module:
     """The module, its parts and theirs, replaced where a loop computes the same.
 
-    `dtype` is that of its activations.
+    `dtype` is that of its activations. One thread runs all layers that share `scratch`.
     """
     if device.type != "cpu" or dtype is not torch.bfloat16:
         return module
     for name, child in list(module.named_children()):
         if not isinstance(child, FusedPart):
-            setattr(module, name, with_compiled_parts(child, device, dtype))
+            setattr(module, name, with_compiled_parts(child, device, dtype, scratch))
     kind, any_module = type(module).__name__, _any(module)
     if kind in _NORMS:
         return RmsNorm(any_module.weight, any_module.variance_epsilon)
@@ -56,7 +56,7 @@ def with_compiled_parts(module: nn.Module, device: torch.device, dtype: torch.dt
     if kind in _ATTENTIONS and isinstance(any_module.q_proj, FusedPart):
         return PackedAttention(module, _ATTENTIONS[kind](module))
     if kind in _LAYERS and all(isinstance(getattr(module, name), part) for name, part in _PARTS.items()):
-        return CompiledLayer(module)
+        return CompiledLayer(module, scratch)
     return module
 
 
