@@ -39,6 +39,7 @@ class Runner:
         self._on_step = on_step
         self._loop = asyncio.get_running_loop()
         self._queue: deque[_Waiting] = deque()
+        self._coming: list[_Waiting] = []
         self._calls: deque[tuple[Callable[[], Any], asyncio.Future[Any]]] = deque()
         self._wake = threading.Condition()
         self._stopping = False
@@ -47,19 +48,29 @@ class Runner:
 
     @property
     def queue_length(self) -> int:
-        return len(self._queue)
+        return len(self._queue) + len(self._coming)
 
     def submit(self, work: Work) -> asyncio.Future[Any]:
         """Queues work for a coming step. The future has its result, or the error that it ended in."""
         return self.submit_all([work])[0]
 
     def submit_all(self, works: Sequence[Work]) -> list[asyncio.Future[Any]]:
-        """Queues works at once, so that no step begins with some of them only."""
+        """Queues works at once, so that no step begins with some of them only.
+
+        They go to the thread when the event loop has run all that is ready now: sessions whose outputs came in one frame
+        ask for tokens one after the other, and should have them of one step.
+        """
         waiting = [_Waiting(work, self._loop.create_future()) for work in works]
-        with self._wake:
-            self._queue.extend(waiting)
-            self._wake.notify()
+        if not self._coming:
+            self._loop.call_soon(self._hand_over)
+        self._coming += waiting
         return [one.future for one in waiting]
+
+    def _hand_over(self) -> None:
+        with self._wake:
+            self._queue.extend(self._coming)
+            self._wake.notify()
+        self._coming.clear()
 
     def call(self, function: Callable[[], Any]) -> asyncio.Future[Any]:
         """Runs a function in the thread, between two steps and before the next one."""

@@ -30,7 +30,7 @@ def words(seed: int, count: int) -> list[int]:
 
 @pytest.fixture(scope="module")
 def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny_llama(tmp_path_factory.mktemp("tiny"), vocabulary=True)
+    return save_tiny_llama(tmp_path_factory.mktemp("tiny"), vocabulary=True, initializer_range=0.12)
 
 
 @pytest.fixture(scope="module")

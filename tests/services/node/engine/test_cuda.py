@@ -67,8 +67,8 @@ def separated(name: str) -> list[str]:
     """What transformers calls a layer, or those of which one was made."""
     parent, _, own = name.removesuffix(".group.linear").rpartition(".")
     siblings = {"output": ["o_proj"], "down": ["down_proj"], "qkv": list(GROUPS[0]), "gate_up": list(GROUPS[1])}
-    siblings |= {group[0]: list(group) for group in GROUPS if name.endswith(".group.linear")}
-    return [f"{parent}.{sibling}" for sibling in siblings.get(own, [own])]
+    siblings |= {first: list(group) for group in GROUPS for first in group if name.endswith(".group.linear")}
+    return [f"{parent}.{sibling}".removeprefix(".") for sibling in siblings.get(own, [own])]
 
 
 # Falcon's linear layers are of a class of their own, which transformers passes over.

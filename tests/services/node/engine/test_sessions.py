@@ -284,7 +284,7 @@ def test_a_step_that_fails_inside_is_the_answer_to_all_and_harms_no_cache(
 ) -> None:
     (first,) = run(executor, [prompt_work("a", 0, prompt_of(9))])
     with monkeypatch.context() as patch:
-        for kernel in ("scaled_dot_product_attention", "_attend_to_integers"):
+        for kernel in ("attend_loop", "scaled_dot_product_attention", "_attend_to_integers"):
             patch.setattr(f"services.node.engine.attention.{kernel}", _out_of_memory)
         results = executor.run([prompt_work("a", 9, [1]), prompt_work("b", 0, [1])])
     assert all(isinstance(result, MemoryError) for result in results)
