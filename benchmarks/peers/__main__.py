@@ -107,9 +107,10 @@ def main() -> None:
     measured: defaultdict[str, list[Figures]] = defaultdict(list)
     for number in range(arguments.rounds):
         for system in chosen:
-            console.print(f"round {number + 1}: {system.name}", style="dim")
             with system.start(max(counts)) as endpoint:
-                measured[system.name].append(asyncio.run(measure(endpoint, counts, lengths, seed=number)))
+                figures = asyncio.run(measure(endpoint, counts, lengths, seed=number))
+            measured[system.name].append(figures)
+            console.print(f"round {number + 1}: {system.name}: {figures}", style="dim")
     results = {name: best(figures) for name, figures in measured.items()}
     console.print(table(results))
     if shown := ratios(results):

@@ -44,7 +44,8 @@ async def measure(endpoint: Endpoint, counts: Sequence[int], lengths: Sequence[i
     """`seed` makes the prompts, so that none was seen before."""
     draw = random.Random(seed)
     figures = Figures()
-    limits = httpx.Limits(max_connections=max(counts))
+    # A connection for each request: some close those that idle, in the moment in which they are used again.
+    limits = httpx.Limits(max_connections=max(counts), max_keepalive_connections=0)
     async with httpx.AsyncClient(timeout=REQUEST_SECONDS, limits=limits) as client:
         # Twice: what is compiled or allocated at first use is no figure of anybody's.
         for _ in range(2):
