@@ -57,8 +57,8 @@ class Runner:
     def submit_all(self, works: Sequence[Work]) -> list[asyncio.Future[Any]]:
         """Queues works at once, so that no step begins with some of them only.
 
-        They go to the thread when the event loop has run all that is ready now: sessions whose outputs came in one frame
-        ask for tokens one after the other, and should have them of one step.
+        They go to the thread when the event loop has run all that is ready now: sessions whose outputs came in one
+        frame ask for tokens one after the other, and should have them of one step.
         """
         waiting = [_Waiting(work, self._loop.create_future()) for work in works]
         if not self._coming:
