@@ -72,31 +72,32 @@ def _exp(value: Any) -> Any:
     return (p * r * r + r + np.float32(1.0)) * power
 
 
+@njit(inline="always")
+def _norm(values: Any, weight: Any, epsilon: Any, normed: Any) -> None:
+    """Of a row, rounded before the weight is applied and after, as the models do; `normed` may be the row itself."""
+    width = len(weight)
+    squares = np.float32(0.0)
+    for i in range(width):
+        squares += _widened(values[i]) * _widened(values[i])
+    scale = np.float32(1.0) / np.sqrt(squares / np.float32(width) + epsilon)
+    for i in range(width):
+        normed[i] = _rounded(_widened(_rounded(_widened(values[i]) * scale)) * _widened(weight[i]))
+
+
 def rms_norm(x: Any, weight: Any, epsilon: Any, out: Any) -> None:
-    """`[rows, width]` to `out`, rounded before the weight is applied and after, as the models do."""
-    rows, width = x.shape
-    for row in prange(rows):
-        values, normed = x[row], out[row]
-        total = np.float32(0.0)
-        for i in range(width):
-            total += _widened(values[i]) * _widened(values[i])
-        scale = np.float32(1.0) / np.sqrt(total / np.float32(width) + epsilon)
-        for i in range(width):
-            normed[i] = _rounded(_widened(_rounded(_widened(values[i]) * scale)) * _widened(weight[i]))
+    """The norm of each of `[rows, width]`, to `out`."""
+    for row in prange(x.shape[0]):
+        _norm(x[row], weight, epsilon, out[row])
 
 
 def add_rms_norm(x: Any, more: Any, weight: Any, epsilon: Any, total: Any, out: Any) -> None:
     """`x + more` to `total`, and as `rms_norm` of that to `out`; all `[rows, width]`."""
     rows, width = x.shape
     for row in prange(rows):
-        values, others, sums, normed = x[row], more[row], total[row], out[row]
-        squares = np.float32(0.0)
+        values, others, sums = x[row], more[row], total[row]
         for i in range(width):
             sums[i] = _rounded(_widened(values[i]) + _widened(others[i]))
-            squares += _widened(sums[i]) * _widened(sums[i])
-        scale = np.float32(1.0) / np.sqrt(squares / np.float32(width) + epsilon)
-        for i in range(width):
-            normed[i] = _rounded(_widened(_rounded(_widened(sums[i]) * scale)) * _widened(weight[i]))
+        _norm(sums, weight, epsilon, out[row])
 
 
 def silu_mul(gate_up: Any, out: Any) -> None:
@@ -139,12 +140,7 @@ def norm_heads(heads: Any, first_head: Any, num_heads: Any, weight: Any, epsilon
     for row in prange(heads.shape[0]):
         for head in range(first_head, first_head + num_heads):
             values = heads[row, head * head_dim : head * head_dim + head_dim]
-            total = np.float32(0.0)
-            for i in range(head_dim):
-                total += _widened(values[i]) * _widened(values[i])
-            scale = np.float32(1.0) / np.sqrt(total / np.float32(head_dim) + epsilon)
-            for i in range(head_dim):
-                values[i] = _rounded(_widened(_rounded(_widened(values[i]) * scale)) * _widened(weight[i]))
+            _norm(values, weight, epsilon, values)
 
 
 def store(heads: Any, first_head: Any, keys: Any, values: Any, slots: Any) -> None:

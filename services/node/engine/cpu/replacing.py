@@ -47,7 +47,9 @@ def with_compiled_parts(module: nn.Module, device: torch.device, dtype: torch.dt
     for name, child in list(module.named_children()):
         if not isinstance(child, FusedPart):
             setattr(module, name, with_compiled_parts(child, device, dtype, scratch))
-    kind, any_module = type(module).__name__, _any(module)
+    kind = type(module).__name__
+    # Its attributes are of whatever type its family gives them.
+    any_module: Any = module
     if kind in _NORMS:
         return RmsNorm(any_module.weight, any_module.variance_epsilon)
     if kind in _GATED and isinstance(any_module.gate_proj, FusedPart) and type(any_module.act_fn).__name__ in _SILU:
@@ -57,8 +59,4 @@ def with_compiled_parts(module: nn.Module, device: torch.device, dtype: torch.dt
         return PackedAttention(module, _ATTENTIONS[kind](module))
     if kind in _LAYERS and all(isinstance(getattr(module, name), part) for name, part in _PARTS.items()):
         return CompiledLayer(module, scratch)
-    return module
-
-
-def _any(module: Any) -> Any:
     return module
