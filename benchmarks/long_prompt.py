@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import random
 import time
 from dataclasses import replace
@@ -19,6 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import streams
+from benchmarks.completions import complete, random_prompt
 from tests.e2e.mesh import running_mesh
 from tests.smollm2 import smollm2_path
 
@@ -33,24 +33,19 @@ async def stream(
     client: httpx.AsyncClient, url: str, prompt: list[int], num_tokens: int, moments: list[float], begun: asyncio.Event
 ) -> None:
     """Adds the moment of each event, and says when there is one."""
-    body = {
-        "model": streams.MODEL, "prompt": prompt, "max_tokens": num_tokens, "temperature": 0, "stream": True,
-        "ignore_eos": True,
-    }  # fmt: skip
-    async with client.stream("POST", f"{url}/v1/completions", json=body) as answer:
-        answer.raise_for_status()
-        async for line in answer.aiter_lines():
-            if line.startswith("data: {") and json.loads(line.removeprefix("data: ")).get("choices"):
-                moments.append(time.monotonic())
-                begun.set()
+
+    def on_event(moment: float) -> None:
+        moments.append(moment)
+        begun.set()
+
+    await complete(client, url, streams.MODEL, prompt, num_tokens, ignore_eos=True, on_event=on_event)
 
 
 async def measure(url: str, seed: int) -> tuple[list[float], list[float], float]:
     """Seconds between tokens before the prompt and while it runs, and how long it took."""
     draw = random.Random(seed)
-    prompts = [
-        [draw.randrange(1000, streams.VOCABULARY) for _ in range(n)] for n in [128] * NUM_STREAMS + [PROMPT_TOKENS]
-    ]
+    lengths = [streams.PROMPT_TOKENS] * NUM_STREAMS + [PROMPT_TOKENS]
+    prompts = [random_prompt(draw, length) for length in lengths]
     async with httpx.AsyncClient(timeout=600, limits=httpx.Limits(max_connections=NUM_STREAMS + 1)) as client:
         moments: list[list[float]] = [[] for _ in range(NUM_STREAMS)]
         begun = [asyncio.Event() for _ in range(NUM_STREAMS)]

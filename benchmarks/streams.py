@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import random
 import statistics
 import time
@@ -20,13 +19,13 @@ import httpx
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.completions import complete, random_prompt
 from tests.e2e.mesh import NodeSpec, running_mesh
 from tests.smollm2 import smollm2_path
 
 MODEL = "smollm2-135m"
 NUM_LAYERS = 30
 PROMPT_TOKENS, NEW_TOKENS, KV_TOKENS = 128, 64, 16384
-VOCABULARY = 40000
 # In MB, at this KV room: what a node lends decides how many layers it gets.
 ENTRY_MB, LAYER_MB, WORKSPACE_MB = 57.0, 7.1 + 12.6, 37.0
 REQUEST_SECONDS = 600.0
@@ -77,26 +76,12 @@ async def ask(
     *,
     ignore_eos: bool = False,
 ) -> Stream:
-    draw = random.Random(seed)
-    prompt = [draw.randrange(1000, VOCABULARY) for _ in range(prompt_tokens)]
-    body = {
-        "model": MODEL, "prompt": prompt, "max_tokens": new_tokens, "temperature": 0, "stream": True,
-        "stream_options": {"include_usage": True}, "ignore_eos": ignore_eos,
-    }  # fmt: skip
-    started, moments, num_tokens = time.monotonic(), [], 0
-    async with client.stream("POST", f"{url}/v1/completions", json=body) as answer:
-        answer.raise_for_status()
-        async for line in answer.aiter_lines():
-            if line.startswith("data: {"):
-                event = json.loads(line.removeprefix("data: "))
-                if event.get("choices"):
-                    moments.append(time.monotonic())
-                if event.get("usage"):
-                    num_tokens = event["usage"]["completion_tokens"]
+    prompt = random_prompt(random.Random(seed), prompt_tokens)
+    answer = await complete(client, url, MODEL, prompt, new_tokens, ignore_eos=ignore_eos)
     # Tokens that make no text make no event.
-    moments = moments or [time.monotonic()]
+    moments = answer.moments or (time.monotonic(),)
     gaps = tuple(b - a for a, b in pairwise(moments))
-    return Stream(num_tokens, moments[0] - started, gaps)
+    return Stream(answer.num_tokens, moments[0] - answer.started, gaps)
 
 
 async def run(url: str, num_streams: int, seed: int) -> Outcome:

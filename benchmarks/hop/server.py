@@ -19,15 +19,10 @@ from dataclasses import replace
 from meshnet.model import LayerRange, Quantization
 from meshnet.topology import Topology
 from services.node.config import NodeConfig
-from services.node.core.sessions import SessionTable
-from services.node.core.shards import ShardTable
 from services.node.core.work import ShardSpec
-from services.node.forwarding import Forwarding
-from services.node.http_server import HttpServer
-from services.node.peers import Peers
-from services.node.runner import Runner
 from services.node.stub import StubExecutor
 from tests import models
+from tests.services.node.shells import close, make_shell
 
 NUM_LAYERS = 16
 KV_TOKENS = 1 << 16
@@ -54,19 +49,13 @@ async def serve(node_id: str, hidden: int) -> None:
     snapshot = [Topology()]
     config = NodeConfig(node_id, "", "", "", "", 0, Quantization.BFLOAT16)
     spec = ShardSpec(models.manifest("m", NUM_LAYERS, hidden), LAYERS, Quantization.BFLOAT16, KV_TOKENS)
-    shards, sessions, executor = ShardTable(), SessionTable(), StubExecutor()
+    executor = StubExecutor()
     executor.attach(executor.load(spec, lambda done, total: None))
-    shards.add(spec)
-    sessions.ledger("m").add_layers(LAYERS, KV_TOKENS)
-    peers = Peers(lambda: snapshot[0], None, config.hop_timeout)
-    runner = Runner(executor)
-    server = HttpServer(config, Forwarding(shards, sessions, runner, peers, config.reorder_timeout), dict)
-    print(f"listening {await server.start('127.0.0.1:0')}", flush=True)
+    shell = make_shell(config, spec, snapshot, executor)
+    print(f"listening {await shell.server.start('127.0.0.1:0')}", flush=True)
     snapshot[0] = topology(json.loads(await asyncio.to_thread(sys.stdin.readline)), hidden)
     await asyncio.to_thread(sys.stdin.read)
-    await server.stop()
-    await peers.close()
-    runner.stop()
+    await close(shell)
 
 
 def by_part(profile: cProfile.Profile) -> dict[str, float]:

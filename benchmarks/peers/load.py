@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import random
 import statistics
 import time
@@ -13,12 +12,11 @@ from itertools import pairwise
 
 import httpx
 
+from benchmarks.completions import Completion, complete, random_prompt
 from benchmarks.peers.systems import Endpoint
 
 PROMPT_TOKENS, NEW_TOKENS = 128, 64
 PREFILL_REPEATS = 3
-# Ids that are words to the model, and none of its special tokens.
-VOCABULARY = (1000, 40000)
 REQUEST_SECONDS = 600.0
 
 
@@ -33,13 +31,6 @@ class Figures:
     prefills: dict[int, float] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class Answer:
-    num_tokens: int
-    moments: tuple[float, ...]
-    started: float
-
-
 async def measure(endpoint: Endpoint, counts: Sequence[int], lengths: Sequence[int], seed: int) -> Figures:
     """`seed` makes the prompts, so that none was seen before."""
     draw = random.Random(seed)
@@ -49,10 +40,10 @@ async def measure(endpoint: Endpoint, counts: Sequence[int], lengths: Sequence[i
     async with httpx.AsyncClient(timeout=REQUEST_SECONDS, limits=limits) as client:
         # Twice: what is compiled or allocated at first use is no figure of anybody's.
         for _ in range(2):
-            await asyncio.gather(*(_ask(client, endpoint, _prompt(draw, PROMPT_TOKENS), 8) for _ in range(4)))
+            await asyncio.gather(*(_ask(client, endpoint, random_prompt(draw, PROMPT_TOKENS), 8) for _ in range(4)))
         for count in counts:
             started = time.monotonic()
-            prompts = [_prompt(draw, PROMPT_TOKENS) for _ in range(count)]
+            prompts = [random_prompt(draw, PROMPT_TOKENS) for _ in range(count)]
             answers = await asyncio.gather(*(_ask(client, endpoint, prompt, NEW_TOKENS) for prompt in prompts))
             seconds = time.monotonic() - started
             figures.rates[count] = sum(answer.num_tokens for answer in answers) / seconds
@@ -60,35 +51,16 @@ async def measure(endpoint: Endpoint, counts: Sequence[int], lengths: Sequence[i
             gaps = sorted(1e3 * (b - a) for answer in answers for a, b in pairwise(answer.moments))
             figures.gaps[count] = gaps[len(gaps) // 2], gaps[int(0.95 * len(gaps))]
         for length in lengths:
-            seconds = min([await _first(client, endpoint, _prompt(draw, length)) for _ in range(PREFILL_REPEATS)])
+            seconds = min([await _first(client, endpoint, random_prompt(draw, length)) for _ in range(PREFILL_REPEATS)])
             figures.prefills[length] = length / seconds
     return figures
 
 
-def _prompt(draw: random.Random, num_tokens: int) -> list[int]:
-    return [draw.randrange(*VOCABULARY) for _ in range(num_tokens)]
+async def _ask(client: httpx.AsyncClient, endpoint: Endpoint, prompt: Sequence[int], num_tokens: int) -> Completion:
+    return await complete(client, endpoint.url, endpoint.model, prompt, num_tokens, ignore_eos=True)
 
 
 async def _first(client: httpx.AsyncClient, endpoint: Endpoint, prompt: Sequence[int]) -> float:
     """Seconds to the first token."""
     answer = await _ask(client, endpoint, prompt, 1)
     return answer.moments[0] - answer.started
-
-
-async def _ask(client: httpx.AsyncClient, endpoint: Endpoint, prompt: Sequence[int], num_tokens: int) -> Answer:
-    body = {
-        "model": endpoint.model, "prompt": list(prompt), "max_tokens": num_tokens, "temperature": 0, "stream": True,
-        "ignore_eos": True, "stream_options": {"include_usage": True},
-    }  # fmt: skip
-    started, moments, count = time.monotonic(), [], 0
-    async with client.stream("POST", f"{endpoint.url}/v1/completions", json=body) as answer:
-        if answer.status_code != 200:
-            raise RuntimeError(f"{endpoint.url} answered {answer.status_code}: {(await answer.aread())[:500]!r}")
-        async for line in answer.aiter_lines():
-            if line.startswith("data: {"):
-                event = json.loads(line.removeprefix("data: "))
-                if event.get("choices"):
-                    moments.append(time.monotonic())
-                if event.get("usage"):
-                    count = event["usage"]["completion_tokens"]
-    return Answer(count, tuple(moments), started)
