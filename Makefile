@@ -14,7 +14,7 @@ export HF_HUB_OFFLINE := 1
 MODEL = $(shell $(BIN)/python tests/smollm2.py)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format lint types contracts generated generate unit compose-test churn planning-time cuda clean
+.PHONY: help demo test check format lint types contracts generated generate unit compose-test churn soak slow matrix planning-time cuda clean
 
 help:
 	@echo "make demo      set up, and serve SmolLM2-135M from three nodes on this machine"
@@ -22,6 +22,8 @@ help:
 	@echo "make format    format the code"
 	@echo "make generate  regenerate meshnet/v1 from proto/"
 	@echo "make churn     simulate a mesh under churn (CHURN_ARGS=--help: how large and for how long)"
+	@echo "make soak      half an hour of streams on a mesh where something always fails (SOAK_ARGS=--help)"
+	@echo "make matrix    every fault at every place and moment of a stream (MATRIX_ARGS=--help)"
 	@echo "make planning-time   how planning time grows with the mesh"
 	@echo "make cuda      on a machine with an NVIDIA GPU: what needs one, against transformers, and how fast it is"
 	@echo "make clean     remove what was installed and built"
@@ -48,7 +50,11 @@ generated: $(STAMP)
 	$(BIN)/python tests/check_generated.py
 
 unit: $(STAMP)
-	$(BIN)/pytest -n $(JOBS) --dist loadfile $(PYTEST_ARGS)
+	$(BIN)/pytest -n $(JOBS) --dist loadfile -m 'not slow' $(PYTEST_ARGS)
+
+# One after the other: they look at how long things take.
+slow: $(STAMP)
+	$(BIN)/pytest -m slow $(PYTEST_ARGS)
 
 format: $(STAMP)
 	$(BIN)/ruff format .
@@ -81,6 +87,12 @@ compose-test: $(STAMP)
 
 churn: $(STAMP)
 	$(BIN)/python -m benchmarks.mesh_churn $(CHURN_ARGS)
+
+soak: $(STAMP)
+	$(BIN)/python -m tests.faults.soak $(SOAK_ARGS)
+
+matrix: $(STAMP)
+	$(BIN)/python -m tests.faults.matrix $(MATRIX_ARGS)
 
 # Not with several workers: they would share the memory of the GPU.
 cuda: $(STAMP)

@@ -53,5 +53,9 @@ async def complete(
     return Completion(count, started, tuple(moments))
 
 
+def percentile(values: Sequence[float], share: float) -> float:
+    return sorted(values)[min(int(share * len(values)), len(values) - 1)]
+
+
 def random_prompt(draw: random.Random, num_tokens: int) -> list[int]:
     return [draw.randrange(*WORD_IDS) for _ in range(num_tokens)]

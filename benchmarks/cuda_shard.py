@@ -21,6 +21,7 @@ from rich.console import Console
 from rich.table import Table
 from transformers import StaticCache
 
+from meshnet.chunks import CHUNK_TOKENS
 from meshnet.model import Quantization
 from meshnet.model_files import ModelFiles
 from services.node.engine.device import machine_name
@@ -30,7 +31,6 @@ from tests.services.node.engine.models import MODEL, Mesh, mesh
 from tests.smollm2 import smollm2_path
 
 VOCAB = 49152
-CHUNK_TOKENS = 128
 
 
 def median_seconds(step: Callable[[], object], device: str, repeats: int) -> float:

@@ -10,7 +10,6 @@ import argparse
 import asyncio
 import random
 import time
-from dataclasses import replace
 from itertools import pairwise
 
 import httpx
@@ -18,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import streams
-from benchmarks.completions import complete, random_prompt
+from benchmarks.completions import complete, percentile, random_prompt
 from tests.e2e.mesh import running_mesh
 from tests.smollm2 import smollm2_path
 
@@ -72,8 +71,8 @@ async def measure(url: str, seed: int) -> tuple[list[float], list[float], float]
 
 
 def share(gaps: list[float], part: float) -> float:
-    ordered = sorted(gaps)
-    return 1e3 * ordered[min(int(part * len(ordered)), len(ordered) - 1)]
+    """In ms."""
+    return 1e3 * percentile(gaps, part)
 
 
 def main() -> None:
@@ -81,7 +80,7 @@ def main() -> None:
     parser.add_argument("--nodes", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=3)
     arguments = parser.parse_args()
-    specs = [replace(spec, options=("--speculate", "off")) for spec in streams.specs(arguments.nodes)]
+    specs = streams.specs(arguments.nodes, "--speculate", "off")
     table = Table("run", "p50, ms", "p95", "p50 meanwhile", "p95 meanwhile", "p95, ratio", "prompt, s")
     table.title = f"{NUM_STREAMS} streams on {arguments.nodes} nodes while a prompt of {PROMPT_TOKENS} tokens arrives"
     with running_mesh(

@@ -45,6 +45,8 @@ def main(arguments: Sequence[str]) -> None:
         run_largest_step(executor, tiny, layers, 512)
         del shard
         executor.detach("tiny", layers)
+    # What is compiled for heads and layers of its sizes stays, whatever is loaded.
+    load(executor, manifest, LayerRange(1, 2), quantization, 1024)
     gc.collect()
 
     layers = LayerRange(*map(int, bounds)) if bounds else manifest.all_layers

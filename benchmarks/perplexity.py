@@ -21,10 +21,10 @@ from rich.console import Console
 from rich.table import Table
 from transformers import AutoTokenizer
 
+from meshnet.chunks import CHUNK_TOKENS
 from meshnet.model import Quantization
 from meshnet.model_files import ModelFiles
 from services.node.engine.device import machine_name
-from services.node.generation import CHUNK_TOKENS
 from tests.oracle import log_probabilities, unsharded_and_exact
 from tests.parity import Reference
 from tests.services.node.engine.models import MODEL, mesh, splits_of

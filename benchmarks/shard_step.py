@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from meshnet.chunks import CHUNK_TOKENS
 from meshnet.model import LayerRange, Quantization
 from meshnet.model_files import ModelFiles
 from services.node.core.work import PromptWork, SampleWork, Sampling, Segment, SessionKey, ShardSpec, Work
@@ -20,7 +21,6 @@ from services.node.files.manifest import read_manifest
 from tests.smollm2 import smollm2_path
 
 MODEL = "smollm2"
-CHUNK_TOKENS = 128
 CACHED_TOKENS = (200, 1000)
 SESSIONS = (1, 4, 16)
 REPEATS = 15

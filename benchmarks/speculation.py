@@ -3,35 +3,31 @@
     python -m benchmarks.speculation
 
 SmolLM2-135M in bfloat16 on four nodes of one thread each, greedy. Everything that nodes tell each other takes 20 ms
-more on its way, through relays (tests/e2e/relay.py): a step passes three hops and comes back by a fourth way.
+more on its way, through relays (tests/faults/proxy.py): a step passes three hops and comes back by a fourth way.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import statistics
 import time
 import uuid
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import grpc
 from rich.console import Console
 from rich.table import Table
 from transformers import AutoTokenizer
 
-from benchmarks.streams import KV_TOKENS, MODEL, specs
+from benchmarks.links.relays import DIRECT, relayed_mesh
+from benchmarks.streams import MODEL
 from meshnet.addresses import split_address
 from meshnet.speculate import Speculate
-from meshnet.topology import Topology
 from meshnet.v1 import inference_pb2, inference_pb2_grpc
-from tests.e2e.mesh import CALL_SECONDS, Mesh, running_mesh
-from tests.e2e.relay import relay
+from tests.e2e.mesh import CALL_SECONDS, Mesh
 from tests.smollm2 import smollm2_path
 
-# Nodes are known by the first, where only relays listen, and listen at the second.
-RELAYED, DIRECT = "127.0.0.2", "127.0.0.1"
 LINES = (
     "The tide tables hang beside the door of the harbour office, next to a barometer that nobody has wound since "
     "spring. Boats leave at six and come home at noon, with herring in blue crates and ropes stiff with salt. "
@@ -85,35 +81,11 @@ def mesh_drafts(mesh: Mesh) -> dict[str, int]:
     return drafts
 
 
-@contextlib.contextmanager
-def slow_mesh(speculate: Speculate, num_nodes: int, delay: float) -> Iterator[Mesh]:
-    nodes = [
-        replace(spec, options=("--advertise", RELAYED, *(("--speculate", speculate.value) if index == 0 else ())))
-        for index, spec in enumerate(specs(num_nodes))
-    ]
-    with (
-        running_mesh(
-            [f"{MODEL}={smollm2_path()}"], nodes, kv_tokens=KV_TOKENS, tracker_options=["--deploy", MODEL]
-        ) as mesh,
-        contextlib.ExitStack() as relays,
-    ):
-        for process in mesh.nodes.values():
-            port = split_address(process.match[1])[1]
-            relays.enter_context(relay((RELAYED, port), (DIRECT, port), delay=delay))
-        mesh.wait_for(lambda topology: _is_proven(topology, num_nodes), "a token has come through all nodes")
-        yield mesh
-
-
-def _is_proven(topology: Topology, num_nodes: int) -> bool:
-    entry = topology.nodes.get("n0")
-    return entry is not None and any(probe.ready and len(probe.hops) == num_nodes for probe in entry.probes)
-
-
 def measure(
     speculate: Speculate, prompts: dict[str, list[int]], stop: int, arguments: argparse.Namespace
 ) -> dict[str, Outcome]:
     """For each task the run of median speed."""
-    with slow_mesh(speculate, arguments.nodes, arguments.delay_ms / 1000) as mesh:
+    with relayed_mesh(arguments.nodes, arguments.delay_ms / 1000, "--speculate", speculate.value) as mesh:
         ask(mesh, next(iter(prompts.values())), stop, 16)
         outcomes: dict[str, Outcome] = {}
         for task, prompt in prompts.items():

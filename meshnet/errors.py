@@ -4,9 +4,13 @@
 
     MeshnetError
     ├── InvalidRequest          the caller must change the request (400)
+    │   ├── InvalidGrammar      a text cannot be kept to what is asked for
+    │   ├── NotFinite           hidden states that are not numbers
     │   ├── BadFrame            a frame breaks the wire format
+    │   │   └── CorruptFrame    a frame is not what was sent; to be sent again
     │   └── WireVersionMismatch the frame is of another wire version
     ├── UnknownModel            no such model here (404)
+    ├── UnknownVocabulary       a grammar names a vocabulary that this node must be given first (412)
     ├── PositionMismatch        the KV cache is shorter than the frame's position (409)
     ├── FrameTooLarge           the body is over the node's limit (413)
     ├── WrongLayers             the layers asked for are not held here (421)
@@ -17,7 +21,9 @@
     ├── RouteNotReady           every layer is served, but no token has come through a route yet (503)
     ├── HopFailure              a hop behind this one failed; names the node
     │   ├── NextHopFailed       refused, reset, or answered nonsense (502)
-    │   └── NextHopTimeout      no answer within the deadline (504)
+    │   ├── NextHopTimeout      mute, or no answer within the deadline (504)
+    │   └── BrokenNode          what it computed is not finite (502)
+    ├── BrokenLayers            layers here made what is not finite of what is; others are told BrokenNode
     ├── LoadFailed              a shard could not be loaded; the reason is for people
     │   ├── NoRoom              it does not fit, or memory ran out on the way
     │   ├── BadFiles            the weight files are missing, damaged or of another revision
@@ -48,8 +54,20 @@ class InvalidRequest(MeshnetError):
     status = 400
 
 
+class InvalidGrammar(InvalidRequest):
+    code = "invalid_grammar"
+
+
+class NotFinite(InvalidRequest):
+    code = "not_finite"
+
+
 class BadFrame(InvalidRequest):
     code = "bad_frame"
+
+
+class CorruptFrame(BadFrame):
+    code = "corrupt_frame"
 
 
 class WireVersionMismatch(InvalidRequest):
@@ -59,6 +77,11 @@ class WireVersionMismatch(InvalidRequest):
 class UnknownModel(MeshnetError):
     code = "unknown_model"
     status = 404
+
+
+class UnknownVocabulary(MeshnetError):
+    code = "unknown_vocabulary"
+    status = 412
 
 
 class PositionMismatch(MeshnetError):
@@ -103,27 +126,29 @@ class Draining(Busy):
 
 
 class MissingLayers(MeshnetError):
-    """`missing` are the layer ranges that no node serves."""
+    """`missing` are the layer ranges that no node serves, `reason` what is known of why, for people."""
 
     code = "missing_layers"
     status = 503
 
-    def __init__(self, model_id: str, missing: Sequence[LayerRange]) -> None:
+    def __init__(self, model_id: str, missing: Sequence[LayerRange], reason: str = "") -> None:
         self.model_id = model_id
         self.missing = tuple(missing)
+        why = f": {reason}" if reason else ""
         ranges = ", ".join(str(layers) for layers in self.missing) or "no connected route"
-        super().__init__(f"model {model_id!r} is not fully served: missing layers {ranges}")
+        super().__init__(f"model {model_id!r} is not fully served: missing layers {ranges}{why}")
 
 
 class RouteNotReady(MeshnetError):
-    """`failure` says why no route is ready, for people."""
+    """`failure` says why no route is ready, for people. `is_known`: it was tried, and is not only yet to be."""
 
     code = "route_not_ready"
     status = 503
 
-    def __init__(self, model_id: str, failure: str) -> None:
+    def __init__(self, model_id: str, failure: str, *, is_known: bool = True) -> None:
         self.model_id = model_id
         self.failure = failure
+        self.is_known = is_known
         super().__init__(f"no route of model {model_id!r} is ready: {failure}")
 
 
@@ -143,6 +168,15 @@ class NextHopFailed(HopFailure):
 class NextHopTimeout(HopFailure):
     code = "next_hop_timeout"
     status = 504
+
+
+class BrokenNode(HopFailure):
+    code = "broken_node"
+    status = 502
+
+
+class BrokenLayers(MeshnetError):
+    code = "broken_layers"
 
 
 class LoadFailed(MeshnetError):

@@ -26,6 +26,7 @@ from meshnet.errors import (
     MissingLayers,
     NextHopTimeout,
     UnknownModel,
+    UnknownVocabulary,
     Unregistered,
 )
 
@@ -57,6 +58,7 @@ CHANNEL_OPTIONS: Sequence[tuple[str, int]] = (
 _STATUS: dict[type[MeshnetError], grpc.StatusCode] = {
     InvalidRequest: grpc.StatusCode.INVALID_ARGUMENT,
     UnknownModel: grpc.StatusCode.NOT_FOUND,
+    UnknownVocabulary: grpc.StatusCode.FAILED_PRECONDITION,
     Unregistered: grpc.StatusCode.NOT_FOUND,
     KvFull: grpc.StatusCode.RESOURCE_EXHAUSTED,
     Draining: grpc.StatusCode.UNAVAILABLE,

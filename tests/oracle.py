@@ -8,13 +8,12 @@ by step, as from_pretrained asks for one more package for it and takes no GGUF f
 from __future__ import annotations
 
 import copy
-import inspect
 import logging
 from collections.abc import Sequence
 from typing import Any
 
 import torch
-from transformers import BitsAndBytesConfig, DynamicCache
+from transformers import BitsAndBytesConfig
 from transformers.pytorch_utils import Conv1D
 
 from meshnet.model import Quantization
@@ -87,21 +86,6 @@ def quantizer_of(quantization: Quantization) -> Any:
         bnb_4bit_use_double_quant=False,
     )
     return Bnb4BitHfQuantizer(config)
-
-
-@torch.inference_mode()
-def chunked_logits(reference: Reference, chunks: Sequence[Sequence[int]]) -> torch.Tensor:
-    """`[tokens, vocab]` of chunks that follow on each other, each run in a step of its own on the KV cache before it.
-
-    LLM.int8 takes the channels that are large in any row of a step out of int8: it matters what is run in one step.
-    """
-    cache, parts = DynamicCache(config=reference.model.config), []
-    # It was renamed, and the old name warns.
-    name = "cache" if "cache" in inspect.signature(reference.model.forward).parameters else "past_key_values"
-    for chunk in chunks:
-        ids = torch.tensor([list(chunk)], device=reference.model.device)
-        parts.append(reference.model(ids, use_cache=True, **{name: cache}).logits[0])
-    return torch.cat(parts)
 
 
 def relative_rms(logits: torch.Tensor, wanted: torch.Tensor) -> float:

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import IO
@@ -68,15 +68,19 @@ class RunningProcess:
 
 
 def start(
-    args: list[str], ready: re.Pattern[str], timeout: float = 30.0, env: Mapping[str, str] | None = None
+    args: list[str],
+    ready: re.Pattern[str],
+    timeout: float = 30.0,
+    env: Mapping[str, str] | None = None,
+    prefix: Sequence[str] = (),
 ) -> RunningProcess:
-    """Starts `python ARGS` in the repository root and waits for a line that matches `ready`.
+    """Starts `PREFIX python ARGS` in the repository root and waits for a line that matches `ready`.
 
     Raises AssertionError with the process's output if it ends first or is not ready within `timeout` seconds.
     """
     output = tempfile.TemporaryFile()  # noqa: SIM115 (RunningProcess closes it)
     process = subprocess.Popen(
-        [sys.executable, *args],
+        [*prefix, sys.executable, *args],
         cwd=ROOT,
         stdout=output,
         stderr=subprocess.STDOUT,

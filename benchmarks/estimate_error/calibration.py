@@ -9,15 +9,16 @@ from dataclasses import dataclass
 
 from benchmarks.estimate_error.meshes import SESSIONS, Bare
 from benchmarks.estimate_error.steps import Worker, ask_all
+from meshnet.chunks import CHUNK_TOKENS, LARGE_CHUNK_TOKENS
 from meshnet.estimate.curve import Curve
-from meshnet.estimate.hardware import CHUNK_TOKENS, FLOPS_A_WEIGHT, Hardware, MeasuredSteps
+from meshnet.estimate.hardware import FLOPS_A_WEIGHT, Hardware, MeasuredSteps
 from meshnet.estimate.mesh import Surroundings
 from meshnet.estimate.pipeline import FrameCosts, Machine, Way
 from meshnet.model import ModelManifest, Quantization
 from meshnet.topology import Topology
 
 ROWS = (1, 4, 8, 16)
-CHUNKS = (32, CHUNK_TOKENS)
+CHUNKS = (32, CHUNK_TOKENS, LARGE_CHUNK_TOKENS)
 # At once with another: what is bound by memory, and what by multiplying.
 TOGETHER = ("decode 1", f"chunk {CHUNK_TOKENS}")
 COMMANDS = (

@@ -47,7 +47,7 @@ class Bare:
 def mesh_of(num_nodes: int, *, stub: bool = False) -> Iterator[tuple[Mesh, Topology]]:
     """Serves SmolLM2-135M from so many nodes of one thread; also the topology, once all is loaded."""
     # What is estimated are steps of one token.
-    nodes = [replace(spec, stub=stub, options=("--speculate", "off")) for spec in specs(num_nodes)]
+    nodes = [replace(spec, stub=stub) for spec in specs(num_nodes, "--speculate", "off")]
     with running_mesh([f"{MODEL}={smollm2_path()}"], nodes, deploy=[MODEL], kv_tokens=KV_TOKENS, gateway=True) as mesh:
         topology = mesh.wait_for(
             lambda t: all(node.layers(MODEL) for node in t.nodes.values()), "every node serves some layers"

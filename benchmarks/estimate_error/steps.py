@@ -1,7 +1,8 @@
 """Times steps of SmolLM2-135M whole on one thread, in processes of their own, alone or several at once.
 
 A worker reads commands, one a line, and answers each with the median of seconds: `decode ROWS SECONDS` (of sessions
-with `CACHED` tokens), `chunk TOKENS SECONDS`, `head ROWS SECONDS`; SECONDS say how long it goes on.
+with `CACHED` tokens), `chunk TOKENS SECONDS`, `head ROWS SECONDS`; SECONDS say how long it goes on. Layers and head
+take turns, as they do in a mesh: the last cache would hold all of a head that is asked for again and again.
 """
 
 from __future__ import annotations
@@ -12,10 +13,12 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from types import TracebackType
 
-from benchmarks.shard_step import CHUNK_TOKENS, MODEL, prompt, run
+from benchmarks.shard_step import MODEL, prompt, run
 from benchmarks.streams import NEW_TOKENS, PROMPT_TOKENS
+from meshnet.chunks import CHUNK_TOKENS
 from meshnet.model import Quantization
 from meshnet.model_files import ModelFiles
 from services.node.core.work import SampleWork, Sampling, ShardSpec, Work
@@ -88,26 +91,27 @@ def main() -> None:
     for session in range(MAX_ROWS):
         run(executor, [prompt(session, 0, CACHED, layers, 0)])
 
-    def works(kind: str, count: int) -> list[Work]:
+    def works(kind: str, count: int) -> tuple[list[Work], list[Work]]:
+        """What is timed, and what runs between."""
         if kind == "chunk":
-            return [prompt(MAX_ROWS, 0, count, layers, 1)]
+            return [prompt(MAX_ROWS, 0, count, layers, 1)], []
         decode: list[Work] = [prompt(session, CACHED, 1, layers, 1) for session in range(count)]
-        if kind == "decode":
-            return decode
-        return [SampleWork(MODEL, output, Sampling(), 0.5) for output in run(executor, decode)]
+        head: list[Work] = [SampleWork(MODEL, output, Sampling(), 0.5) for output in run(executor, decode)]
+        return (decode, head) if kind == "decode" else (head, decode)
 
     print("ready", flush=True)
     for line in sys.stdin:
         kind, count, seconds = line.split()
-        batch = works(kind, int(count))
-        print(_median(lambda batch=batch: run(executor, batch), float(seconds)), flush=True)  # type: ignore[misc]
+        timed, between = (partial(run, executor, batch) for batch in works(kind, int(count)))
+        print(_median(timed, between, float(seconds)), flush=True)
 
 
-def _median(step: Callable[[], object], seconds: float) -> float:
+def _median(step: Callable[[], object], between: Callable[[], object], seconds: float) -> float:
     step()
     times: list[float] = []
     deadline = time.perf_counter() + seconds
     while not times or time.perf_counter() < deadline:
+        between()
         started = time.perf_counter()
         step()
         times.append(time.perf_counter() - started)

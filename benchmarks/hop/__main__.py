@@ -25,6 +25,7 @@ from benchmarks.hop.copy import copy_times
 from benchmarks.hop.server import LAYERS, topology
 from meshnet.topology import Hop
 from meshnet.wire import FrameHeaders
+from services.node.core.compression import Compression
 from services.node.peers import Peers
 
 HIDDEN, LARGE = 576, (1, 128, 16384)
@@ -50,6 +51,9 @@ def nodes(hidden: int, count: int, profiled: int | None = None) -> Iterator[tupl
             assert child.stdin
             child.stdin.write(json.dumps(addresses) + "\n")
             child.stdin.flush()
+        for child in children:
+            assert child.stdout
+            child.stdout.readline()
         yield addresses, written
         for index, child in enumerate(children):
             output, _ = child.communicate(timeout=30)
@@ -67,7 +71,7 @@ async def frame_times(
     """Seconds from sending a frame until its answer is here, through the first so many nodes."""
     rows, positions, hidden = shape
     made = topology(addresses, hidden)
-    peers = Peers(lambda: made, None, 60.0)
+    peers = Peers(lambda: made, Compression.OFF, 60.0)
     hops = tuple(Hop(f"n{index}", LAYERS) for index in range(num_hops))
     frame = FrameHeaders(
         rows, positions, hidden, tuple(str(uuid.uuid4()) for _ in range(rows)), model="m", layers=LAYERS,

@@ -2,7 +2,8 @@
 
     python -m benchmarks.hop.server NODE_ID HIDDEN [--profile]
 
-Writes `listening HOST:PORT`, then reads one line, `{"node_id": "host:port", ...}`, and serves until its input ends.
+Writes `listening HOST:PORT`, then reads one line, `{"node_id": "host:port", ...}`, writes `ready`, and serves until its
+input ends.
 With --profile it writes then how long it spent where, as one JSON line.
 """
 
@@ -30,6 +31,7 @@ LAYERS = LayerRange(0, NUM_LAYERS)
 # Which code belongs to which part, by what its file's name contains; the first that fits.
 PARTS = (
     ("frame headers and bodies", ("meshnet/wire",)),
+    ("HTTP for frames", ("services/node/http/",)),
     ("this node: place, order, steps", ("services/node", "meshnet/")),
     ("aiohttp and its parts", ("aiohttp", "multidict", "yarl", "http_parser", "frozenlist", "aiosignal")),
     ("event loop", ("asyncio", "selectors", "threading", "concurrent")),
@@ -54,6 +56,7 @@ async def serve(node_id: str, hidden: int) -> None:
     shell = make_shell(config, spec, snapshot, executor)
     print(f"listening {await shell.server.start('127.0.0.1:0')}", flush=True)
     snapshot[0] = topology(json.loads(await asyncio.to_thread(sys.stdin.readline)), hidden)
+    print("ready", flush=True)
     await asyncio.to_thread(sys.stdin.read)
     await close(shell)
 

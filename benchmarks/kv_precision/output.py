@@ -9,6 +9,7 @@ from rich.table import Table
 
 from benchmarks.kv_precision.running import COMPARISONS, Whole, compare, load
 from meshnet.model import BLOCK_TOKENS, KvPrecision, Quantization
+from services.node.core.choices import Choice
 from services.node.core.work import SampleWork, Sampling
 
 DECODED = 120
@@ -56,7 +57,7 @@ def greedy(whole: Whole, prompts: Sequence[Sequence[int]]) -> list[list[int]]:
         works = [
             SampleWork(whole.manifest.model_id, row, Sampling(), 0.0) for row in rows if isinstance(row, memoryview)
         ]
-        tokens = [token for token in whole.run(works) if isinstance(token, int)]
+        tokens = [choice.token_id for choice in whole.run(works) if isinstance(choice, Choice)]
         for answer, token in zip(answers, tokens, strict=True):
             answer.append(token)
         position = len(prompts[0]) + step

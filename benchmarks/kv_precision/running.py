@@ -10,6 +10,7 @@ import torch
 from rich.table import Table
 
 from benchmarks.shard_step import run
+from meshnet.chunks import CHUNK_TOKENS
 from meshnet.model import KvPrecision, ModelManifest, Quantization
 from meshnet.model_files import ModelFiles
 from services.node.core.work import FreeWork, PromptWork, Result, Segment, SessionKey, ShardSpec, Work
@@ -18,7 +19,6 @@ from services.node.files.manifest import read_manifest
 from tests.smollm2 import smollm2_path
 
 MODEL = "smollm2-135m"
-CHUNK_TOKENS = 128
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,8 @@ import time
 
 from rich.table import Table
 
-from benchmarks.kv_precision.running import CHUNK_TOKENS, Whole, load
+from benchmarks.kv_precision.running import Whole, load
+from meshnet.chunks import CHUNK_TOKENS
 from meshnet.model import KvPrecision, Quantization
 
 CACHED_TOKENS = (200, 1000)

@@ -1,4 +1,4 @@
-"""meshnet beside llama.cpp and vLLM on this machine: streams, prompts and the first token, in rounds that take turns.
+"""meshnet beside llama.cpp, vLLM and transformers on this machine: streams, prompts, the first token, by turns.
 
     benchmarks/peers/install.sh ~/peers            # once: builds llama.cpp, installs vLLM, half an hour
     python -m benchmarks.peers --peers ~/peers [--rounds 2] [--only meshnet,llama] [--plot peers.png]
@@ -18,20 +18,28 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.peers.alone import Alone
 from benchmarks.peers.load import Figures, measure
 from benchmarks.peers.systems import System, llama_alone, llama_rpc, meshnet, vllm
 
 REFERENCE = "meshnet, 2 nodes"
 
 
-def systems(peers: Path | None, only: list[str]) -> list[System]:
-    found = [meshnet(1), meshnet(2), meshnet(4), meshnet(2, speculate=True)]
+def systems(peers: Path | None, only: list[str]) -> list[System | Alone]:
+    found: list[System | Alone] = [meshnet(1), meshnet(2), meshnet(4), meshnet(2, speculate=True), Alone()]
     if peers is not None:
         binaries, gguf = peers / "llama.cpp" / "build" / "bin", peers / "smollm2-bf16.gguf"
         found += [llama_rpc(binaries, gguf), llama_alone(binaries, gguf)]
         python, folder = peers / "vllm" / "bin" / "python", peers / "smollm2"
         found += [vllm(python, folder, 2), vllm(python, folder, 1)]
     return [system for system in found if not only or any(part in system.name for part in only)]
+
+
+def run(system: System | Alone, counts: list[int], lengths: list[int], seed: int) -> Figures:
+    if isinstance(system, Alone):
+        return system.measure(counts, lengths, seed)
+    with system.start(max(counts)) as endpoint:
+        return asyncio.run(measure(endpoint, counts, lengths, seed))
 
 
 def best(figures: list[Figures]) -> Figures:
@@ -107,8 +115,7 @@ def main() -> None:
     measured: defaultdict[str, list[Figures]] = defaultdict(list)
     for number in range(arguments.rounds):
         for system in chosen:
-            with system.start(max(counts)) as endpoint:
-                figures = asyncio.run(measure(endpoint, counts, lengths, seed=number))
+            figures = run(system, counts, lengths, seed=number)
             measured[system.name].append(figures)
             console.print(f"round {number + 1}: {system.name}: {figures}", style="dim")
     results = {name: best(figures) for name, figures in measured.items()}

@@ -12,7 +12,7 @@ from itertools import pairwise
 
 import httpx
 
-from benchmarks.completions import Completion, complete, random_prompt
+from benchmarks.completions import Completion, complete, percentile, random_prompt
 from benchmarks.peers.systems import Endpoint
 
 PROMPT_TOKENS, NEW_TOKENS = 128, 64
@@ -48,8 +48,8 @@ async def measure(endpoint: Endpoint, counts: Sequence[int], lengths: Sequence[i
             seconds = time.monotonic() - started
             figures.rates[count] = sum(answer.num_tokens for answer in answers) / seconds
             figures.firsts[count] = 1e3 * statistics.median(a.moments[0] - a.started for a in answers)
-            gaps = sorted(1e3 * (b - a) for answer in answers for a, b in pairwise(answer.moments))
-            figures.gaps[count] = gaps[len(gaps) // 2], gaps[int(0.95 * len(gaps))]
+            gaps = [1e3 * (b - a) for answer in answers for a, b in pairwise(answer.moments)]
+            figures.gaps[count] = percentile(gaps, 0.5), percentile(gaps, 0.95)
         for length in lengths:
             seconds = min([await _first(client, endpoint, random_prompt(draw, length)) for _ in range(PREFILL_REPEATS)])
             figures.prefills[length] = length / seconds

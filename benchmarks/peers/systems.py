@@ -13,7 +13,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
@@ -53,7 +53,7 @@ def meshnet(num_nodes: int, *, speculate: bool = False) -> System:
     def start(_num_streams: int) -> Iterator[Endpoint]:
         with running_mesh(
             [f"{streams.MODEL}={smollm2_path()}"],
-            [replace(spec, options=options) for spec in streams.specs(num_nodes)],
+            streams.specs(num_nodes, *options),
             deploy=[streams.MODEL],
             kv_tokens=streams.KV_TOKENS,
             gateway=True,

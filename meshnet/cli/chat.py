@@ -2,115 +2,192 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+import contextlib
+import dataclasses
+import sys
+import time
+from collections.abc import Callable
+from types import ModuleType
 
-import httpx
 import typer
 
-CONNECT_TIMEOUT = 5.0
-READ_TIMEOUT = 300.0
+from meshnet.cli.chat_client import Answering, ChatFailed, model_names, stream_chat
+from meshnet.cli.chat_commands import Command, Do, Refused, Say, completions, help_text, parse, temperature
+from meshnet.cli.conversation import Conversation, Stats
 
-Message = dict[str, str]
-
-
-class ChatFailed(Exception):
-    """The gateway answered with an error, or not at all; the message is for people."""
-
-
-@dataclass(frozen=True, slots=True)
-class Answering:
-    """Whom to ask and how. `max_tokens` None: as many as the model has room for."""
-
-    url: str
-    model: str
-    max_tokens: int | None = None
-    temperature: float = 0.0
+PROMPT = "> "
+# A model may write what a terminal would obey.
+_CONTROLS = dict.fromkeys([*range(9), *range(11, 32), *range(127, 160)])
 
 
-def stream_chat(answering: Answering, messages: list[Message]) -> Iterator[str]:
-    """Pieces of the answer's text as they arrive. Raises ChatFailed."""
-    body: dict[str, Any] = {
-        "model": answering.model,
-        "messages": messages,
-        "stream": True,
-        "temperature": answering.temperature,
-    }
-    if answering.max_tokens:
-        body["max_tokens"] = answering.max_tokens
-    url = answering.url
-    timeout = httpx.Timeout(READ_TIMEOUT, connect=CONNECT_TIMEOUT)
+def run_chat(answering: Answering, system: str | None) -> bool:
+    """Reads questions until end of file. Returns whether the last answer was whole.
+
+    At a terminal it has a prompt and edits lines; else it prints answers and nothing but answers.
+    """
+    chat = Chat(answering, Conversation(system), at_terminal=sys.stdin.isatty())
+    chat.run()
+    return chat.succeeded
+
+
+def print_answer(answering: Answering, conversation: Conversation) -> tuple[Stats, str]:
+    """Streams an answer to the terminal, and adds to the conversation what has come of it, whatever ends it.
+
+    Returns what it took and why it ended. Raises ChatFailed.
+    """
+    stats = Stats(time.monotonic())
+    reason = ""
     try:
-        with httpx.stream("POST", f"{url}/v1/chat/completions", json=body, timeout=timeout) as answer:
-            if answer.status_code != 200:
-                raise ChatFailed(_message(answer.read()))
-            for line in answer.iter_lines():
-                if line.startswith("data: ") and line != "data: [DONE]":
-                    yield from _text(json.loads(line.removeprefix("data: ")))
-    except httpx.HTTPError as error:
-        raise ChatFailed(f"no gateway answers at {url}: {error}") from error
-
-
-def first_model(url: str) -> str:
-    """The only model of the mesh, or the first. Raises ChatFailed if there is none."""
-    try:
-        answer = httpx.get(f"{url}/v1/models", timeout=CONNECT_TIMEOUT)
-        models = answer.json()["data"]
-    except (httpx.HTTPError, ValueError, KeyError) as error:
-        raise ChatFailed(f"no gateway answers at {url}: {error}") from error
-    if not models:
-        raise ChatFailed("the mesh serves no model yet: `meshnet status` shows what is missing")
-    name: str = models[0]["id"]
-    return name
-
-
-def run_chat(answering: Answering, system: str | None) -> None:
-    """Reads questions from the terminal until end of file or an empty Ctrl-C."""
-    messages: list[Message] = [{"role": "system", "content": system}] if system else []
-    typer.echo(f"Chatting with {answering.model}. Ctrl-C stops an answer, Ctrl-D ends.")
-    while True:
-        try:
-            question = input("\n> ").strip()
-        except (EOFError, KeyboardInterrupt):
+        with contextlib.closing(stream_chat(answering, conversation.messages)) as parts:
+            for part in parts:
+                if part.text:
+                    stats.piece(time.monotonic())
+                    # Before it is shown: nothing that was seen may be missing from the conversation.
+                    conversation.answered(part.text)
+                    typer.echo(part.text.translate(_CONTROLS), nl=False)
+                stats.usage = part.usage or stats.usage
+                reason = part.finish_reason or reason
+    except BaseException:
+        if stats.first is not None:
             typer.echo()
-            return
-        if question:
-            messages.append({"role": "user", "content": question})
+        raise
+    typer.echo()
+    return stats, reason
+
+
+class Chat:
+    """One session at a terminal, or over a pipe."""
+
+    def __init__(self, answering: Answering, conversation: Conversation, *, at_terminal: bool) -> None:
+        self.answering = answering
+        self.conversation = conversation
+        self.succeeded = True
+        self._at_terminal = at_terminal
+        self._stats: Stats | None = None
+        self._is_answering = False
+        self._done = False
+        self._commands: dict[Command, Callable[[str], None]] = {
+            Command.HELP: lambda _: typer.echo(help_text()),
+            Command.CLEAR: self._clear,
+            Command.SYSTEM: self._system,
+            Command.RETRY: self._retry,
+            Command.MODEL: self._model,
+            Command.TEMPERATURE: self._temperature,
+            Command.STATS: self._show_stats,
+            Command.QUIT: self._quit,
+        }
+
+    def run(self) -> None:
+        if self._at_terminal:
+            _edit_lines()
+            typer.echo(f"Chatting with {self.answering.model}. Ctrl-C stops an answer, Ctrl-D ends, /help says more.")
+        while not self._done:
             try:
-                messages.append({"role": "assistant", "content": print_answer(answering, messages)})
+                self._turn()
             except KeyboardInterrupt:
-                # The conversation goes on as if the question had not been put.
-                typer.echo("[stopped]")
-                messages.pop()
+                # Of an answer, or of a line that was being typed.
+                typer.echo("[stopped]" if self._is_answering else "")
 
+    def _turn(self) -> None:
+        self._is_answering = False
+        try:
+            line = self._read()
+        except EOFError:
+            if self._at_terminal:
+                typer.echo()
+            self._done = True
+            return
+        match parse(line):
+            case Say(text):
+                self.conversation.ask(text)
+                self._answer()
+            case Do(command, argument):
+                self._commands[command](argument)
+            case Refused(reason):
+                self._complain(reason)
 
-def print_answer(answering: Answering, messages: list[Message]) -> str:
-    """Streams an answer to the terminal and returns it, or what there was of it when it failed."""
-    answer = ""
-    try:
-        for text in stream_chat(answering, messages):
-            typer.echo(text, nl=False)
-            answer += text
-    except ChatFailed as error:
-        typer.echo(f"[{error}]", err=True, nl=False)
-    finally:
+    def _read(self) -> str:
+        if not self._at_terminal:
+            line = sys.stdin.readline()
+            if not line:
+                raise EOFError
+            return line
         typer.echo()
-    return answer
+        return input(PROMPT)
+
+    def _answer(self) -> None:
+        self._is_answering = True
+        self._stats, self.succeeded = None, False
+        try:
+            self._stats, reason = print_answer(self.answering, self.conversation)
+        except ChatFailed as error:
+            self._complain(str(error))
+            return
+        self.succeeded = True
+        if reason == "length" and self._at_terminal:
+            typer.echo("[cut: it has as many tokens as it may have]")
+
+    def _complain(self, reason: str) -> None:
+        typer.echo(f"[{reason}]", err=True)
+
+    def _clear(self, _: str) -> None:
+        self.conversation.clear()
+
+    def _quit(self, _: str) -> None:
+        self._done = True
+
+    def _retry(self, _: str) -> None:
+        if self.conversation.take_back():
+            self._answer()
+        else:
+            self._complain("there is no question yet")
+
+    def _system(self, text: str) -> None:
+        if text:
+            self.conversation.system = None if text == "-" else text
+        else:
+            typer.echo(self.conversation.system or "there is no system message")
+
+    def _temperature(self, text: str) -> None:
+        if not text:
+            typer.echo(f"{self.answering.temperature:g}")
+        elif (value := temperature(text)) is None:
+            self._complain(f"{text} is no number from 0 to 2")
+        else:
+            self.answering = dataclasses.replace(self.answering, temperature=value)
+
+    def _model(self, name: str) -> None:
+        try:
+            names = model_names(self.answering.url)
+        except ChatFailed as error:
+            self._complain(str(error))
+            return
+        if name in names:
+            self.answering = dataclasses.replace(self.answering, model=name)
+        elif name:
+            self._complain(f"there is no model {name}; the mesh has {', '.join(names)}")
+        else:
+            typer.echo("\n".join(f"{'*' if each == self.answering.model else ' '} {each}" for each in names))
+
+    def _show_stats(self, _: str) -> None:
+        typer.echo(self._stats.text() if self._stats else "there is no answer yet")
 
 
-def _text(event: dict[str, Any]) -> Iterator[str]:
-    if "error" in event:
-        raise ChatFailed(str(event["error"].get("message", event["error"])))
-    for choice in event.get("choices", ()):
-        if text := choice.get("delta", {}).get("content"):
-            yield text
+def _edit_lines() -> None:
+    """Keys edit lines, the arrows bring back earlier ones, and tab completes commands, where Python has readline."""
+    readline = _readline()
+    if readline is None:
+        return
+    readline.set_completer_delims("")
+    readline.set_completer(lambda text, state: dict(enumerate(completions(text))).get(state))
+    # libedit, on some systems in the place of readline, has a language of its own.
+    is_libedit = "libedit" in (readline.__doc__ or "")
+    readline.parse_and_bind("bind ^I rl_complete" if is_libedit else "tab: complete")
 
 
-def _message(body: bytes) -> str:
+def _readline() -> ModuleType | None:
     try:
-        message: str = json.loads(body)["error"]["message"]
-    except (ValueError, KeyError, TypeError):
-        return body[:500].decode("utf-8", "replace")
-    return message
+        import readline
+    except ImportError:
+        return None
+    return readline

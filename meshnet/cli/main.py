@@ -15,7 +15,8 @@ from meshnet.addresses import join_address
 from meshnet.admin import DeployWish
 from meshnet.cli.admin_client import admin_client
 from meshnet.cli.arguments import model_ids, one_each, quantization_names
-from meshnet.cli.chat import Answering, ChatFailed, first_model, run_chat
+from meshnet.cli.chat import run_chat
+from meshnet.cli.chat_client import Answering, ChatFailed, first_model
 from meshnet.cli.coverage_picture import coverage_picture
 from meshnet.cli.describe import describe
 from meshnet.cli.directives import directives
@@ -321,10 +322,12 @@ def chat(
     max_tokens: Annotated[int | None, typer.Option(help="Most tokens of one answer.", min=1)] = None,
     temperature: Annotated[float, typer.Option(help="0 always takes the likeliest token.", min=0, max=2)] = 0.0,
 ) -> None:
-    """Talk to a model of the mesh."""
+    """Talk to a model of the mesh. Questions may also come over a pipe, one a line."""
     try:
         url = url.rstrip("/")
-        run_chat(Answering(url, model or first_model(url), max_tokens, temperature), system)
+        succeeded = run_chat(Answering(url, model or first_model(url), max_tokens, temperature), system)
     except ChatFailed as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(1) from None
+    if not succeeded and not sys.stdin.isatty():
+        raise typer.Exit(1)

@@ -8,7 +8,9 @@ import typer
 from rich.console import Console
 
 from meshnet.addresses import WILDCARD_HOSTS, is_loopback, join_address, split_address
-from meshnet.cli.chat import Answering, first_model, print_answer
+from meshnet.cli.chat import print_answer
+from meshnet.cli.chat_client import Answering, ChatFailed, first_model
+from meshnet.cli.conversation import Conversation
 from meshnet.cli.coverage_picture import coverage_picture
 from meshnet.cli.launch import Launcher, MeshPlan, RunningMesh, sigterm_interrupts
 from meshnet.cli.node_tables import measures_table, nodes_table
@@ -59,7 +61,12 @@ def _invite(plan: MeshPlan, console: Console) -> None:
 def _ask(mesh: RunningMesh, question: str, console: Console) -> None:
     console.print(f"[bold]{question}[/bold]")
     answering = Answering(mesh.gateway_url, first_model(mesh.gateway_url), max_tokens=MAX_ANSWER_TOKENS)
-    print_answer(answering, [{"role": "user", "content": question}])
+    conversation = Conversation()
+    conversation.ask(question)
+    try:
+        print_answer(answering, conversation)
+    except ChatFailed as error:
+        console.print(f"[{error}]", style="red", markup=False)
     console.print()
 
 

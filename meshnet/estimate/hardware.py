@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from meshnet.chunks import CHUNK_TOKENS
 from meshnet.estimate.curve import Curve
 from meshnet.model import KvPrecision, LayerRange, ModelManifest, Quantization
 from meshnet.topology import Speed
@@ -12,8 +13,6 @@ from meshnet.topology import Speed
 FLOPS_A_WEIGHT = 2
 FLOPS_A_CACHED_VALUE = 4
 BFLOAT16_BYTES = 2
-# Of a long prompt; what nodes measure, too.
-CHUNK_TOKENS = 128
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,9 +17,9 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from meshnet.estimate.hardware import CHUNK_TOKENS, HeadCosts, StageCosts
+from meshnet.chunks import MAX_CHUNKS_IN_FLIGHT, chunk_tokens
+from meshnet.estimate.hardware import HeadCosts, StageCosts
 
-MAX_CHUNKS_IN_FLIGHT = 16
 BYTES_PER_ELEMENT = 2
 
 Resource = tuple[str, str]
@@ -160,7 +160,8 @@ def tokens_per_second(
 
 def prefill(pipeline: Pipeline, machines: dict[str, Machine], num_tokens: int) -> Prefill:
     """A prompt on an idle route, in chunks that follow each other through the stages."""
-    sizes = [min(CHUNK_TOKENS, num_tokens - start) for start in range(0, num_tokens, CHUNK_TOKENS)]
+    chunk = chunk_tokens(num_tokens, len(pipeline.stages))
+    sizes = [min(chunk, num_tokens - start) for start in range(0, num_tokens, chunk)]
     stage_free, link_free = [0.0] * len(pipeline.stages), [0.0] * len(pipeline.ways)
     answer = sum(way.seconds + pipeline.frames.hop for way in pipeline.ways)
     done: list[float] = []
@@ -168,7 +169,7 @@ def prefill(pipeline: Pipeline, machines: dict[str, Machine], num_tokens: int) -
         # An answer to a chunk passes all hops back before the entry node sends another in its place.
         moment = done[index - MAX_CHUNKS_IN_FLIGHT] + answer if index >= MAX_CHUNKS_IN_FLIGHT else 0.0
         for at, stage in enumerate(pipeline.stages):
-            moment = max(moment, stage_free[at]) + chunk_seconds(stage, size, index * CHUNK_TOKENS)
+            moment = max(moment, stage_free[at]) + chunk_seconds(stage, size, index * chunk)
             stage_free[at] = moment
             if at < len(pipeline.ways):
                 way = pipeline.ways[at]
@@ -196,7 +197,7 @@ def _shared_seconds(pipeline: Pipeline, machines: dict[str, Machine], sizes: Seq
     taken: _Taken = defaultdict(float)
     for stage in pipeline.stages:
         machine = machines.get(stage.machine, UNSHARED)
-        busy = sum(chunk_seconds(stage, size, index * CHUNK_TOKENS) for index, size in enumerate(sizes))
+        busy = sum(chunk_seconds(stage, size, index * sizes[0]) for index, size in enumerate(sizes))
         _take(taken, stage.machine, machine, busy, len(sizes) * stage.costs.step_bytes)
     return max(taken.values(), default=0.0)
 

@@ -24,25 +24,37 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ameshnet/v1/inference.proto\x12\nmeshnet.v1\"_\n\x0eSamplingParams\x12\x13\n\x0btemperature\x18\x01 \x01(\x02\x12\r\n\x05top_p\x18\x02 \x01(\x02\x12\r\n\x05top_k\x18\x03 \x01(\r\x12\x11\n\x04seed\x18\x04 \x01(\x04H\x00\x88\x01\x01\x42\x07\n\x05_seed\"\xaf\x01\n\x0fGenerateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x10\n\x08model_id\x18\x02 \x01(\t\x12\x18\n\x10prompt_token_ids\x18\x03 \x03(\r\x12\x16\n\x0emax_new_tokens\x18\x04 \x01(\r\x12,\n\x08sampling\x18\x05 \x01(\x0b\x32\x1a.meshnet.v1.SamplingParams\x12\x16\n\x0estop_token_ids\x18\x06 \x03(\r\"{\n\rGenerateEvent\x12\x15\n\x08token_id\x18\x01 \x01(\rH\x00\x88\x01\x01\x12/\n\rfinish_reason\x18\x02 \x01(\x0e\x32\x18.meshnet.v1.FinishReason\x12\x15\n\rcached_tokens\x18\x03 \x01(\rB\x0b\n\t_token_id\"\"\n\x0c\x41\x62ortRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"\x0f\n\rAbortResponse*x\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x17\n\x13\x46INISH_REASON_ABORT\x10\x03\x32\x8f\x01\n\tInference\x12\x44\n\x08Generate\x12\x1b.meshnet.v1.GenerateRequest\x1a\x19.meshnet.v1.GenerateEvent0\x01\x12<\n\x05\x41\x62ort\x12\x18.meshnet.v1.AbortRequest\x1a\x19.meshnet.v1.AbortResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ameshnet/v1/inference.proto\x12\nmeshnet.v1\"\xc8\x02\n\x0eSamplingParams\x12\x13\n\x0btemperature\x18\x01 \x01(\x02\x12\r\n\x05top_p\x18\x02 \x01(\x02\x12\r\n\x05top_k\x18\x03 \x01(\r\x12\x11\n\x04seed\x18\x04 \x01(\x04H\x00\x88\x01\x01\x12\r\n\x05min_p\x18\x05 \x01(\x02\x12\x18\n\x10presence_penalty\x18\x06 \x01(\x02\x12\x19\n\x11\x66requency_penalty\x18\x07 \x01(\x02\x12\x1a\n\x12repetition_penalty\x18\x08 \x01(\x02\x12=\n\nlogit_bias\x18\t \x03(\x0b\x32).meshnet.v1.SamplingParams.LogitBiasEntry\x12\x16\n\x0emin_new_tokens\x18\n \x01(\r\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x42\x07\n\x05_seed\"`\n\x07Grammar\x12\x15\n\x0bjson_schema\x18\x01 \x01(\tH\x00\x12\x0e\n\x04lark\x18\x02 \x01(\tH\x00\x12\x0f\n\x05regex\x18\x03 \x01(\tH\x00\x12\x15\n\rvocabulary_id\x18\x04 \x01(\tB\x06\n\x04kind\"N\n\nVocabulary\x12\x15\n\rvocabulary_id\x18\x01 \x01(\t\x12\x0e\n\x06tokens\x18\x02 \x03(\x0c\x12\x19\n\x11special_token_ids\x18\x03 \x03(\r\"\x17\n\x15PutVocabularyResponse\"M\n\rTokenLogprobs\x12\x0f\n\x07logprob\x18\x01 \x01(\x02\x12\x15\n\rtop_token_ids\x18\x02 \x03(\r\x12\x14\n\x0ctop_logprobs\x18\x03 \x03(\x02\"\xb1\x02\n\x0fGenerateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x10\n\x08model_id\x18\x02 \x01(\t\x12\x18\n\x10prompt_token_ids\x18\x03 \x03(\r\x12\x16\n\x0emax_new_tokens\x18\x04 \x01(\r\x12,\n\x08sampling\x18\x05 \x01(\x0b\x32\x1a.meshnet.v1.SamplingParams\x12\x16\n\x0estop_token_ids\x18\x06 \x03(\r\x12\x19\n\x0ctop_logprobs\x18\x07 \x01(\rH\x00\x88\x01\x01\x12\x17\n\x0fprompt_logprobs\x18\x08 \x01(\x08\x12$\n\x07grammar\x18\t \x01(\x0b\x32\x13.meshnet.v1.Grammar\x12\x15\n\rnum_generated\x18\n \x01(\rB\x0f\n\r_top_logprobs\"\xdc\x01\n\rGenerateEvent\x12\x15\n\x08token_id\x18\x01 \x01(\rH\x00\x88\x01\x01\x12/\n\rfinish_reason\x18\x02 \x01(\x0e\x32\x18.meshnet.v1.FinishReason\x12\x15\n\rcached_tokens\x18\x03 \x01(\r\x12+\n\x08logprobs\x18\x04 \x01(\x0b\x32\x19.meshnet.v1.TokenLogprobs\x12\x32\n\x0fprompt_logprobs\x18\x05 \x03(\x0b\x32\x19.meshnet.v1.TokenLogprobsB\x0b\n\t_token_id\"\"\n\x0c\x41\x62ortRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"\x0f\n\rAbortResponse*x\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x17\n\x13\x46INISH_REASON_ABORT\x10\x03\x32\xdb\x01\n\tInference\x12\x44\n\x08Generate\x12\x1b.meshnet.v1.GenerateRequest\x1a\x19.meshnet.v1.GenerateEvent0\x01\x12<\n\x05\x41\x62ort\x12\x18.meshnet.v1.AbortRequest\x1a\x19.meshnet.v1.AbortResponse\x12J\n\rPutVocabulary\x12\x16.meshnet.v1.Vocabulary\x1a!.meshnet.v1.PutVocabularyResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'meshnet.v1.inference_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_FINISHREASON']._serialized_start=495
-  _globals['_FINISHREASON']._serialized_end=615
-  _globals['_SAMPLINGPARAMS']._serialized_start=42
-  _globals['_SAMPLINGPARAMS']._serialized_end=137
-  _globals['_GENERATEREQUEST']._serialized_start=140
-  _globals['_GENERATEREQUEST']._serialized_end=315
-  _globals['_GENERATEEVENT']._serialized_start=317
-  _globals['_GENERATEEVENT']._serialized_end=440
-  _globals['_ABORTREQUEST']._serialized_start=442
-  _globals['_ABORTREQUEST']._serialized_end=476
-  _globals['_ABORTRESPONSE']._serialized_start=478
-  _globals['_ABORTRESPONSE']._serialized_end=493
-  _globals['_INFERENCE']._serialized_start=618
-  _globals['_INFERENCE']._serialized_end=761
+  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._loaded_options = None
+  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_options = b'8\001'
+  _globals['_FINISHREASON']._serialized_start=1239
+  _globals['_FINISHREASON']._serialized_end=1359
+  _globals['_SAMPLINGPARAMS']._serialized_start=43
+  _globals['_SAMPLINGPARAMS']._serialized_end=371
+  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_start=314
+  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_end=362
+  _globals['_GRAMMAR']._serialized_start=373
+  _globals['_GRAMMAR']._serialized_end=469
+  _globals['_VOCABULARY']._serialized_start=471
+  _globals['_VOCABULARY']._serialized_end=549
+  _globals['_PUTVOCABULARYRESPONSE']._serialized_start=551
+  _globals['_PUTVOCABULARYRESPONSE']._serialized_end=574
+  _globals['_TOKENLOGPROBS']._serialized_start=576
+  _globals['_TOKENLOGPROBS']._serialized_end=653
+  _globals['_GENERATEREQUEST']._serialized_start=656
+  _globals['_GENERATEREQUEST']._serialized_end=961
+  _globals['_GENERATEEVENT']._serialized_start=964
+  _globals['_GENERATEEVENT']._serialized_end=1184
+  _globals['_ABORTREQUEST']._serialized_start=1186
+  _globals['_ABORTREQUEST']._serialized_end=1220
+  _globals['_ABORTRESPONSE']._serialized_start=1222
+  _globals['_ABORTRESPONSE']._serialized_end=1237
+  _globals['_INFERENCE']._serialized_start=1362
+  _globals['_INFERENCE']._serialized_end=1581
 # @@protoc_insertion_point(module_scope)

@@ -44,6 +44,11 @@ class InferenceStub:
                 request_serializer=meshnet_dot_v1_dot_inference__pb2.AbortRequest.SerializeToString,
                 response_deserializer=meshnet_dot_v1_dot_inference__pb2.AbortResponse.FromString,
                 _registered_method=True)
+        self.PutVocabulary = channel.unary_unary(
+                '/meshnet.v1.Inference/PutVocabulary',
+                request_serializer=meshnet_dot_v1_dot_inference__pb2.Vocabulary.SerializeToString,
+                response_deserializer=meshnet_dot_v1_dot_inference__pb2.PutVocabularyResponse.FromString,
+                _registered_method=True)
 
 
 class InferenceServicer:
@@ -64,6 +69,14 @@ class InferenceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def PutVocabulary(self, request, context):
+        """Gives a vocabulary for grammars to be kept in. A node keeps the few that were used last. Refused if it is not what
+        its id says.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_InferenceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -76,6 +89,11 @@ def add_InferenceServicer_to_server(servicer, server):
                     servicer.Abort,
                     request_deserializer=meshnet_dot_v1_dot_inference__pb2.AbortRequest.FromString,
                     response_serializer=meshnet_dot_v1_dot_inference__pb2.AbortResponse.SerializeToString,
+            ),
+            'PutVocabulary': grpc.unary_unary_rpc_method_handler(
+                    servicer.PutVocabulary,
+                    request_deserializer=meshnet_dot_v1_dot_inference__pb2.Vocabulary.FromString,
+                    response_serializer=meshnet_dot_v1_dot_inference__pb2.PutVocabularyResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -132,6 +150,33 @@ class Inference:
             '/meshnet.v1.Inference/Abort',
             meshnet_dot_v1_dot_inference__pb2.AbortRequest.SerializeToString,
             meshnet_dot_v1_dot_inference__pb2.AbortResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PutVocabulary(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/meshnet.v1.Inference/PutVocabulary',
+            meshnet_dot_v1_dot_inference__pb2.Vocabulary.SerializeToString,
+            meshnet_dot_v1_dot_inference__pb2.PutVocabularyResponse.FromString,
             options,
             channel_credentials,
             insecure,

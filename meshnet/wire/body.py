@@ -30,14 +30,15 @@ _codecs = _Codecs()
 
 
 def max_body_bytes(frame: FrameHeaders) -> int:
-    """The most bytes that an acceptable body of this frame has as sent.
-
-    For zstd that is incompressible data: 1/256 more covers the headers of even the smallest blocks (3 bytes a KiB).
-    """
+    """The most bytes that an acceptable body of this frame has as sent."""
     size = frame.num_bytes
-    if frame.encoding is None or size == 0:
-        return size
-    return size + (size >> 8) + 1024
+    return size if frame.encoding is None else max_zstd_bytes(size)
+
+
+def max_zstd_bytes(size: int) -> int:
+    """The most bytes that so many bytes take as a zstd frame, if they are incompressible: 1/256 more covers the headers
+    of even the smallest blocks (3 bytes a KiB). Nothing stays nothing."""
+    return size + (size >> 8) + 1024 if size else 0
 
 
 def encode_body(data: Buffer, encoding: Encoding | None) -> Buffer:

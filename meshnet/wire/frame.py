@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
 
@@ -30,6 +30,7 @@ RETURN: Final = "X-Meshnet-Return"
 ENTRY: Final = "X-Meshnet-Entry"
 TICKET: Final = "X-Meshnet-Ticket"
 PREFIX: Final = "X-Meshnet-Prefix"
+DIGEST: Final = "X-Meshnet-Digest"
 
 # Of requests that end a session.
 KEEP: Final = "X-Meshnet-Keep"
@@ -102,6 +103,15 @@ class FrameHeaders:
         return self.rows * self.positions * self.hidden
 
     @property
+    def num_returned(self) -> int:
+        """Positions of each row that come back."""
+        return self.positions if self.returns is None else self.returns
+
+    @property
     def num_bytes(self) -> int:
         """Bytes of the decoded body."""
         return self.elements * BYTES_PER_ELEMENT
+
+    def encoded_as(self, encoding: Encoding | None) -> FrameHeaders:
+        """The frame with its body so encoded: itself, if it is so already."""
+        return self if self.encoding is encoding else replace(self, encoding=encoding)

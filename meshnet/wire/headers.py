@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from functools import lru_cache
 
 from meshnet.errors import BadFrame, WireVersionMismatch
 from meshnet.model import BLOCK_TOKENS, MODEL_ID, LayerRange
@@ -45,6 +47,7 @@ from meshnet.wire.frame import (
 
 _UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
 _TICKET = re.compile(r"[0-9a-f]{32}")
+_INTEGERS = re.compile(r"[0-9]{1,9}(?:,[0-9]{1,9})*")
 _TAKE, _COPY = "take", "copy"
 _MAX_DIGITS = 10
 _MAX_SHOWN = 80
@@ -124,8 +127,40 @@ def parse_keep(text: str | None) -> int | None:
     return None if text is None else _integer(KEEP, text, 0, MAX_CACHED)
 
 
+class Fields(dict[str, str]):
+    """Header fields by lower-case name; those that came more than once have their values joined as HTTP joins them."""
+
+    @classmethod
+    def of(cls, named: Iterable[tuple[str, str]]) -> Fields:
+        fields = cls()
+        for name, value in named:
+            key = name.lower()
+            fields[key] = f"{fields[key]}, {value}" if key in fields else value
+        return fields
+
+
 def _parse(headers: Mapping[str, str], min_positions: int) -> FrameHeaders:
-    fields = _by_lower_name(headers)
+    # No check accepts what a repeated field becomes.
+    fields = headers if isinstance(headers, Fields) else Fields.of(headers.items())
+    texts = tuple(map(fields.get, _STEADY_KEYS))
+    parse_steady = _parse_remembered if sum(map(len, filter(None, texts))) <= _MAX_REMEMBERED_CHARS else _parse_steady
+    frame = parse_steady(min_positions, texts)
+    position, ticket, prefix = map(fields.get, _CHANGING_KEYS)
+    if position is None and ticket is None and prefix is None:
+        return frame
+    frame = replace(
+        frame,
+        cached=_parse_cached(position, frame.rows),
+        ticket=_parse_ticket(ticket),
+        prefix=_parse_prefix(prefix),
+    )
+    _check_prefix(frame)
+    return frame
+
+
+def _parse_steady(min_positions: int, texts: tuple[str | None, ...]) -> FrameHeaders:
+    """What is the same in all decode frames of the same sessions. `texts`: values of _STEADY_KEYS."""
+    fields = {key: text for key, text in zip(_STEADY_KEYS, texts, strict=True) if text is not None}
     _check_version(fields)
     _check_content_type(fields)
     _check_lengths(fields)
@@ -134,7 +169,7 @@ def _parse(headers: Mapping[str, str], min_positions: int) -> FrameHeaders:
     rows, positions, hidden = _parse_shape(_required(fields, SHAPE), min_positions)
     index, total = _parse_chunk(fields)
     returns = fields.get(_key(RETURN))
-    frame = FrameHeaders(
+    return FrameHeaders(
         rows=rows,
         positions=positions,
         hidden=hidden,
@@ -143,17 +178,16 @@ def _parse(headers: Mapping[str, str], min_positions: int) -> FrameHeaders:
         chunk_total=total,
         encoding=_parse_encoding(fields.get(_key(ENCODING))),
         model=_parse_model(fields.get(_key(MODEL))),
-        cached=_parse_cached(fields.get(_key(POSITION)), rows),
         layers=_parse_layers(fields.get(_key(LAYERS))),
         route=parse_route(fields.get(_key(ROUTE), "")),
         returns=None if returns is None else _integer(RETURN, returns, 0, positions),
         entry=_parse_entry(fields.get(_key(ENTRY))),
-        ticket=_parse_ticket(fields.get(_key(TICKET))),
-        prefix=_parse_prefix(fields.get(_key(PREFIX))),
     )
-    _check_prefix(frame)
-    return frame
 
+
+# Errors are not remembered.
+_parse_remembered = lru_cache(maxsize=256)(_parse_steady)
+_MAX_REMEMBERED_CHARS = 4096
 
 _LOWER = {
     name: name.lower()
@@ -164,14 +198,10 @@ _LOWER = {
 }  # fmt: skip
 _key = _LOWER.__getitem__
 
-
-def _by_lower_name(headers: Mapping[str, str]) -> dict[str, str]:
-    """Fields by lower-case name. Repeated ones are joined as HTTP joins them, which no check below accepts."""
-    fields: dict[str, str] = {}
-    for name, value in headers.items():
-        key = name.lower()
-        fields[key] = f"{fields[key]}, {value}" if key in fields else value
-    return fields
+# Names of all headers that say something of a frame.
+KEYS = tuple(_LOWER)
+_CHANGING_KEYS = tuple(map(_key, (POSITION, TICKET, PREFIX)))
+_STEADY_KEYS = ("content-type", *(key for key in _LOWER.values() if key not in _CHANGING_KEYS))
 
 
 def _check_version(fields: dict[str, str]) -> None:
@@ -198,7 +228,7 @@ def _check_lengths(fields: dict[str, str]) -> None:
     for name, key in _LOWER.items():
         value = fields.get(key)
         if value is not None and len(value) > MAX_FIELD_CHARS:
-            raise _bad(name, value, f"is longer than {MAX_FIELD_CHARS} characters")
+            raise _too_long(name, value)
 
 
 def _required(fields: dict[str, str], name: str) -> str:
@@ -294,7 +324,13 @@ def _check_prefix(frame: FrameHeaders) -> None:
 def _parse_cached(text: str | None, rows: int) -> tuple[int, ...] | None:
     if text is None:
         return None
-    cached = tuple(_integer(POSITION, part, 0, MAX_CACHED) for part in text.split(","))
+    if len(text) > MAX_FIELD_CHARS:
+        raise _too_long(POSITION, text)
+    parts = text.split(",")
+    # All at once, for they are many; what is wrong is found one by one.
+    cached = tuple(map(int, parts)) if _INTEGERS.fullmatch(text) else ()
+    if not cached or max(cached) > MAX_CACHED:
+        cached = tuple(_integer(POSITION, part, 0, MAX_CACHED) for part in parts)
     if len(cached) != rows:
         raise _bad(POSITION, text, f"has {len(cached)} positions for {rows} rows; each row has its own")
     return cached
@@ -329,6 +365,10 @@ def _integer(header: str, text: str, low: int, high: int) -> int:
     if not low <= value <= high:
         raise _bad(header, text, f"is not from {low} to {high}")
     return value
+
+
+def _too_long(header: str, value: str) -> BadFrame:
+    return _bad(header, value, f"is longer than {MAX_FIELD_CHARS} characters")
 
 
 def _bad(header: str, value: str, wrong: str) -> BadFrame:

@@ -6,8 +6,10 @@ import math
 from typing import Any
 
 from meshnet.errors import (
+    BrokenNode,
     Busy,
     Draining,
+    InvalidGrammar,
     InvalidRequest,
     KvFull,
     MeshnetError,
@@ -24,6 +26,7 @@ _STATUS = {
     kind.code: kind.status
     for kind in (
         InvalidRequest,
+        InvalidGrammar,
         UnknownModel,
         KvFull,
         Draining,
@@ -32,6 +35,7 @@ _STATUS = {
         RouteNotReady,
         NextHopFailed,
         NextHopTimeout,
+        BrokenNode,
     )
 }
 _RETRY_AFTER_SECONDS = {

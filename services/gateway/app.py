@@ -13,9 +13,10 @@ from quart import Quart, Response, g, request
 from werkzeug.exceptions import HTTPException
 
 from meshnet.errors import MeshnetError
-from services.gateway import routes_generation, routes_mesh, routes_models
+from services.gateway import routes_generation, routes_mesh, routes_models, routes_openapi, routes_tokenize
 from services.gateway.api_errors import ApiError, error_object, from_mesh_error
 from services.gateway.config import GatewayConfig
+from services.gateway.metrics import Metrics
 from services.gateway.service import Service
 
 log = logging.getLogger(__name__)
@@ -41,14 +42,16 @@ def create_app(service: Service, config: GatewayConfig, created: int) -> Gateway
     # Else a stream is cut after a minute, with status 200. Generations have their own deadline.
     app.config["RESPONSE_TIMEOUT"] = None
     app.register_blueprint(routes_models.blueprint(service, created))
-    app.register_blueprint(routes_generation.blueprint(service))
+    app.register_blueprint(routes_generation.blueprint(service, config.stream_silence))
+    app.register_blueprint(routes_tokenize.blueprint(service))
+    app.register_blueprint(routes_openapi.blueprint())
     app.register_blueprint(routes_mesh.blueprint(service))
-    _add_request_hooks(app, config.max_requests_in_flight)
+    _add_request_hooks(app, config.max_requests_in_flight, service.metrics)
     _add_error_handlers(app)
     return app
 
 
-def _add_request_hooks(app: GatewayApp, max_requests: int) -> None:
+def _add_request_hooks(app: GatewayApp, max_requests: int, metrics: Metrics) -> None:
     @app.before_request
     async def admit() -> None:
         g.request_id = str(uuid.uuid4())
@@ -56,8 +59,10 @@ def _add_request_hooks(app: GatewayApp, max_requests: int) -> None:
             raise ApiError(429, f"This gateway already serves {max_requests} requests.", code="busy", retry_after=1.0)
 
     @app.after_request
-    async def name_request(response: Response) -> Response:
+    async def name_and_count(response: Response) -> Response:
         response.headers["X-Request-Id"] = g.request_id
+        route = None if request.url_rule is None else request.url_rule.rule
+        metrics.answered(request.method, route, response.status_code)
         return response
 
 

@@ -20,13 +20,18 @@ Decode = Callable[[Sequence[int]], str]
 
 
 class Detokenizer:
-    """The texts returned by `push` and one last `flush`, joined, are `decode` of all the tokens."""
+    """The texts returned by `push` and one last `flush`, joined, are what `decode` makes of all the tokens.
 
-    def __init__(self, decode: Decode) -> None:
+    `context` are tokens of a text that goes on with the first one pushed; their own text is not returned.
+    """
+
+    def __init__(self, decode: Decode, context: Sequence[int] = ()) -> None:
         self._decode = decode
         self._window: list[int] = []
         self._num_context = 0
         self._num_emitted = 0
+        if context:
+            self._begin_after(context)
 
     def push(self, token_id: int) -> str:
         """The text that this token completes; empty while a character lacks bytes."""
@@ -46,7 +51,10 @@ class Detokenizer:
         return new
 
     def _advance(self) -> None:
-        context = self._window[self._num_context :]
+        self._begin_after(self._window[self._num_context :])
+
+    def _begin_after(self, tokens: Sequence[int]) -> None:
+        context = list(tokens)
         text = self._decode(context)
         # A context without text would make the next token the first word, which loses its space.
         if text and not text.endswith(REPLACEMENT):

@@ -27,8 +27,9 @@ def pick_entry(
     """The entry node with a ready route and the least to do; between equals they take turns. A suspect or draining one
     only if there is no other.
 
-    What a node has to do: its sessions and the frames that wait there, as its heartbeats tell, and the `calls` that
-    the caller has under way to it, of which they may not tell yet.
+    What a node has to do: its sessions, as its heartbeats tell, or the frames that wait there if these are more (one of
+    each session may just have been waiting), and the `calls` that the caller has under way to it, of which they may not
+    tell yet.
 
     None if `avoid` leaves no entry node to try. Raises UnknownModel, MissingLayers if the model has no whole route, or
     RouteNotReady if no token has come through one.
@@ -40,11 +41,13 @@ def pick_entry(
     ready = {probe.hops[0].node_id for probe in topology.probes(model_id) if probe.ready}
     proven = [node for node in routed if node.node_id in ready]
     if not proven:
-        raise RouteNotReady(model_id, why_not_ready(topology, model_id))
+        told = {probe.hops[0].node_id for probe in topology.probes(model_id)}
+        is_known = all(node.node_id in told for node in routed)
+        raise RouteNotReady(model_id, why_not_ready(topology, model_id), is_known=is_known)
     offered = [node for node in proven if node.node_id not in avoid]
     alive = [node for node in offered if node.alive] or offered
     allowed = [node for node in alive if not node.draining] or alive
-    load = {node.node_id: node.num_sessions + node.queue_length + calls.get(node.node_id, 0) for node in allowed}
+    load = {node.node_id: max(node.num_sessions, node.queue_length) + calls.get(node.node_id, 0) for node in allowed}
     least = min(load.values(), default=0)
     equals = [node for node in allowed if load[node.node_id] == least]
     return equals[turn % len(equals)] if equals else None

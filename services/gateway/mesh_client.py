@@ -8,64 +8,51 @@ import itertools
 import logging
 import uuid
 from collections.abc import AsyncGenerator, Collection
-from dataclasses import dataclass, replace
-from enum import StrEnum
 
 import grpc
 import grpc.aio
 
 from meshnet import convert, rpc
-from meshnet.errors import Draining, KvFull, MeshnetError, RouteNotReady, UnknownModel, Unregistered
+from meshnet.errors import (
+    BrokenNode,
+    Draining,
+    KvFull,
+    MeshnetError,
+    MissingLayers,
+    NextHopFailed,
+    NextHopTimeout,
+    PositionMismatch,
+    RouteNotReady,
+    UnknownModel,
+    UnknownVocabulary,
+    Unregistered,
+    WrongLayers,
+)
 from meshnet.topology import Node, Topology
-from meshnet.v1 import inference_pb2, inference_pb2_grpc, tracker_pb2, tracker_pb2_grpc
+from meshnet.v1 import inference_pb2_grpc, tracker_pb2, tracker_pb2_grpc
 from services.gateway.api_errors import ApiError, from_code
+from services.gateway.attempts import Attempts
 from services.gateway.entry import pick_entry
+from services.gateway.entry_watch import MUTE_SECONDS, EntryWatch
+from services.gateway.generation import FinishReason, Generation, Progress, TokenEvent
+from services.gateway.inference_proto import from_proto, to_proto, vocabulary_to_proto
 
 log = logging.getLogger(__name__)
 
-MAX_ENTRY_NODES_TRIED = 3
 RECONNECT_SECONDS = 0.5
-# A request waits this long for a route of a complete model to become ready.
+# A request waits this long for a route of a complete model to become ready, or so long if it is known why none is.
 READY_SECONDS = 5.0
-# With these an entry node refuses a generation that another one may take.
-_ELSEWHERE = frozenset({KvFull.code, Draining.code, UnknownModel.code, Unregistered.code})
-
-
-class FinishReason(StrEnum):
-    STOP = "stop"
-    LENGTH = "length"
-    ABORT = "abort"
-
-
-_FINISH = {
-    inference_pb2.FINISH_REASON_STOP: FinishReason.STOP,
-    inference_pb2.FINISH_REASON_LENGTH: FinishReason.LENGTH,
-    inference_pb2.FINISH_REASON_ABORT: FinishReason.ABORT,
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Generation:
-    """What an entry node is asked for. `seed` None draws a fresh one; `top_k` 0 keeps all tokens."""
-
-    request_id: str
-    model_id: str
-    prompt_token_ids: tuple[int, ...]
-    max_new_tokens: int
-    temperature: float
-    top_p: float
-    top_k: int
-    seed: int | None
-    stop_token_ids: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class TokenEvent:
-    """A token, the end, or both. In the first: how many tokens of the prompt were not computed again."""
-
-    token_id: int | None
-    finish_reason: FinishReason | None
-    cached_tokens: int = 0
+FAILED_SECONDS = 0.5
+# Before one that has begun goes back to where it failed.
+AGAIN_SECONDS = 1.0
+# With these an entry node refuses a generation that another one may take, or gives up one for which it has no route.
+_ELSEWHERE = frozenset(
+    kind.code
+    for kind in (
+        BrokenNode, Draining, KvFull, MissingLayers, NextHopFailed, NextHopTimeout, PositionMismatch, UnknownModel,
+        Unregistered, WrongLayers,
+    )
+)  # fmt: skip
 
 
 class EntryNodeLost(Exception):
@@ -74,6 +61,10 @@ class EntryNodeLost(Exception):
     def __init__(self, error: ApiError) -> None:
         super().__init__(error.message)
         self.error = error
+
+
+class _VocabularyWanted(Exception):
+    """An entry node must be given the vocabulary of a grammar first."""
 
 
 class EntryChannel:
@@ -87,14 +78,16 @@ class EntryChannel:
 class MeshClient:
     """Holds the channels to the tracker and to entry nodes. Belongs to one event loop."""
 
-    def __init__(self, tracker: str, request_timeout: float) -> None:
+    def __init__(self, tracker: str, request_timeout: float, resume_timeout: float = 60.0) -> None:
         self.tracker = tracker
         self.topology: Topology | None = None
         self.tracker_connected = False
         self._request_timeout = request_timeout
+        self._resume_timeout = resume_timeout
         self._channels: dict[str, EntryChannel] = {}
         self._turns = itertools.count()
         self._topology_changed = asyncio.Event()
+        self.entry_watch = EntryWatch()
 
     async def watch_topology(self) -> None:
         """Follows the topology for ever. While the tracker is away, the last one stays in use."""
@@ -136,42 +129,45 @@ class MeshClient:
         Closing the iterator cancels the work on every hop. Raises MissingLayers or ApiError.
         """
         deadline = asyncio.get_running_loop().time() + self._request_timeout
-        tokens: list[int] = []
-        tried: set[str] = set()
-        lost: EntryNodeLost | None = None
-        while (node := await self._pick(generation, tried, lost)) is not None:
-            tried.add(node.node_id)
+        progress, attempts = Progress(generation, []), Attempts(self._resume_timeout)
+        rest = generation
+        while (node := await self._pick(progress, attempts)) is not None:
             try:
-                rest = generation if lost is None else _rest(generation, tokens, str(uuid.uuid4()))
                 async with contextlib.aclosing(self._stream(node, rest, deadline)) as events:
                     async for event in events:
-                        if event.token_id is not None:
-                            tokens.append(event.token_id)
+                        progress.received(event)
+                        attempts.progressed()
                         yield event
                 return
             except EntryNodeLost as error:
-                log.warning("entry node %s left a generation after %d tokens: %s", node.node_id, len(tokens), error)
-                lost = error
-                if len(tokens) >= generation.max_new_tokens:
+                num_tokens = len(progress.token_ids)
+                log.warning("entry node %s left a generation after %d tokens: %s", node.node_id, num_tokens, error)
+                if progress.is_whole:
                     yield TokenEvent(None, FinishReason.LENGTH)
                     return
-        assert lost is not None, "the first turn finds an entry node or raises"
-        raise lost.error
+                attempts.failed(node.node_id, error.error, asyncio.get_running_loop().time())
+                rest = progress.rest(str(uuid.uuid4()))
+        assert attempts.error, "the first turn finds an entry node or raises"
+        raise attempts.error
 
-    async def entry_node(self, model_id: str, turn: int, avoid: Collection[str] = ()) -> Node | None:
+    async def entry_node(
+        self, model_id: str, turn: int, avoid: Collection[str] = (), *, resumes: bool = False
+    ) -> Node | None:
         """As `pick_entry`; while no route of a complete model is ready, the next topologies are waited for a little.
+        `resumes`: for a generation that has begun; also while layers are missing, and longer.
 
         Raises what `pick_entry` raises, or ApiError (503) while there is no topology.
         """
-        deadline = asyncio.get_running_loop().time() + READY_SECONDS
+        began = asyncio.get_running_loop().time()
         while True:
             changed = self._topology_changed
             if self.topology is None:
                 raise no_topology(self.tracker)
             try:
                 return pick_entry(self.topology, model_id, turn, avoid, self._calls(self.topology))
-            except RouteNotReady:
-                if not await _happens(changed, deadline):
+            except (RouteNotReady, MissingLayers) as error:
+                seconds = self._resume_timeout if resumes else _patience(error)
+                if not await _happens(changed, began + seconds):
                     raise
 
     def _calls(self, topology: Topology) -> dict[str, int]:
@@ -187,29 +183,72 @@ class MeshClient:
         self._topology_changed.set()
         self._topology_changed = asyncio.Event()
 
-    async def _pick(self, generation: Generation, tried: set[str], lost: EntryNodeLost | None) -> Node | None:
-        if lost is not None and len(tried) >= MAX_ENTRY_NODES_TRIED:
-            return None
-        try:
-            return await self.entry_node(generation.model_id, next(self._turns), tried)
-        except MeshnetError:
-            if lost is not None:
+    async def _pick(self, progress: Progress, attempts: Attempts) -> Node | None:
+        """The entry node to go on at. None: there is none, and what the last one said is the answer.
+
+        A generation that has begun waits for one, also for those that it was at before.
+        """
+        model_id, resumes = progress.generation.model_id, attempts.error is not None and progress.has_begun
+        while attempts.may_go_on(asyncio.get_running_loop().time(), has_begun=progress.has_begun):
+            changed = self._topology_changed
+            try:
+                node = await self.entry_node(model_id, next(self._turns), attempts.tried, resumes=resumes)
+            except MeshnetError:
+                if attempts.error is None:
+                    raise
                 return None
-            raise
+            if node is not None or not resumes:
+                return node
+            await _happens(changed, asyncio.get_running_loop().time() + AGAIN_SECONDS)
+            attempts.tried.clear()
+        return None
 
     async def _stream(self, node: Node, generation: Generation, deadline: float) -> AsyncGenerator[TokenEvent, None]:
-        """One call to one entry node. Raises EntryNodeLost or ApiError."""
-        channel = self._channels.setdefault(node.grpc_address, EntryChannel(node.grpc_address))
-        channel.num_calls += 1
-        timeout = max(deadline - asyncio.get_running_loop().time(), 0.001)
-        call = inference_pb2_grpc.InferenceStub(channel.channel).Generate(_to_proto(generation), timeout=timeout)
+        """One call to one entry node; one more, if it has to be given the vocabulary of a grammar first. Raises
+        EntryNodeLost or ApiError."""
+        async with contextlib.aclosing(self._call(node, generation, deadline)) as events:
+            try:
+                async for event in events:
+                    yield event
+                return
+            except _VocabularyWanted:
+                pass
+        await self._put_vocabulary(node, generation, deadline)
+        async with contextlib.aclosing(self._call(node, generation, deadline)) as events:
+            try:
+                async for event in events:
+                    yield event
+            except _VocabularyWanted:
+                raise _entry_node_failed(node, "it does not keep the vocabulary that it was given") from None
+
+    async def _put_vocabulary(self, node: Node, generation: Generation, deadline: float) -> None:
+        assert generation.form is not None, "only grammars are in a vocabulary"
+        stub = inference_pb2_grpc.InferenceStub(self._channel(node).channel)
         try:
-            async for message in call:
-                event = _from_proto(message)
-                yield event
-                if event.finish_reason is not None:
-                    return
+            await stub.PutVocabulary(vocabulary_to_proto(generation.form.vocabulary), timeout=_seconds_left(deadline))
         except grpc.aio.AioRpcError as error:
+            raise _translated(error, node) from error
+
+    def _channel(self, node: Node) -> EntryChannel:
+        return self._channels.setdefault(node.grpc_address, EntryChannel(node.grpc_address))
+
+    async def _call(self, node: Node, generation: Generation, deadline: float) -> AsyncGenerator[TokenEvent, None]:
+        """Raises EntryNodeLost, ApiError or _VocabularyWanted."""
+        channel = self._channel(node)
+        channel.num_calls += 1
+        stub = inference_pb2_grpc.InferenceStub(channel.channel)
+        call = stub.Generate(to_proto(generation), timeout=_seconds_left(deadline))
+        try:
+            with self.entry_watch.watched(node.grpc_address, channel.channel, call) as watched:
+                async for message in call:
+                    event = from_proto(message)
+                    yield event
+                    if event.finish_reason is not None:
+                        return
+                    watched.heard()
+        except grpc.aio.AioRpcError as error:
+            if rpc.error_code(error) == UnknownVocabulary.code:
+                raise _VocabularyWanted from None
             raise _translated(error, node) from error
         except asyncio.CancelledError:
             if rpc.is_being_cancelled():
@@ -217,7 +256,8 @@ class MeshClient:
         finally:
             call.cancel()
             channel.num_calls -= 1
-        raise _entry_node_failed(node, "it ended the stream early")
+        mute = f"it is mute: no health check within {MUTE_SECONDS:g} s"
+        raise _entry_node_failed(node, mute if watched.is_mute else "it ended the stream early")
 
     async def _close_unused_channels(self) -> None:
         assert self.topology is not None, "the stream has just brought one"
@@ -232,6 +272,11 @@ class MeshClient:
             await channel.channel.close(grace=None)
 
 
+def _seconds_left(deadline: float) -> float:
+    """On the loop's clock."""
+    return max(deadline - asyncio.get_running_loop().time(), 0.001)
+
+
 async def _happens(event: asyncio.Event, deadline: float) -> bool:
     """Whether the event is set by then, on the loop's clock."""
     with contextlib.suppress(TimeoutError):
@@ -240,43 +285,14 @@ async def _happens(event: asyncio.Event, deadline: float) -> bool:
     return False
 
 
+def _patience(error: RouteNotReady | MissingLayers) -> float:
+    if isinstance(error, MissingLayers):
+        return 0.0
+    return FAILED_SECONDS if error.is_known else READY_SECONDS
+
+
 def no_topology(tracker: str) -> ApiError:
     return ApiError(503, f"No topology yet: waiting for the tracker at {tracker}.", code="no_topology", retry_after=2.0)
-
-
-def _rest(generation: Generation, tokens: list[int], request_id: str) -> Generation:
-    """What is left of a generation after some tokens.
-
-    Under a new id, since the lost entry node may still be writing to the old session on the hops behind it.
-    """
-    return replace(
-        generation,
-        request_id=request_id,
-        prompt_token_ids=(*generation.prompt_token_ids, *tokens),
-        max_new_tokens=generation.max_new_tokens - len(tokens),
-    )
-
-
-def _to_proto(generation: Generation) -> inference_pb2.GenerateRequest:
-    sampling = inference_pb2.SamplingParams(
-        temperature=generation.temperature, top_p=generation.top_p, top_k=generation.top_k, seed=generation.seed
-    )
-    return inference_pb2.GenerateRequest(
-        request_id=generation.request_id,
-        model_id=generation.model_id,
-        prompt_token_ids=generation.prompt_token_ids,
-        max_new_tokens=generation.max_new_tokens,
-        sampling=sampling,
-        stop_token_ids=generation.stop_token_ids,
-    )
-
-
-def _from_proto(message: inference_pb2.GenerateEvent) -> TokenEvent:
-    return TokenEvent(
-        token_id=message.token_id if message.HasField("token_id") else None,
-        finish_reason=_FINISH.get(message.finish_reason),
-        cached_tokens=message.cached_tokens,
-    )
 
 
 def _translated(error: grpc.aio.AioRpcError, node: Node) -> Exception:

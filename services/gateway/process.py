@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
 import signal
@@ -49,10 +48,28 @@ def main(
     request_timeout: Annotated[
         float, typer.Option(help="Longest generation, in seconds.", envvar="MESHNET_REQUEST_TIMEOUT", min=0.1)
     ] = 600.0,
+    resume_timeout: Annotated[
+        float,
+        typer.Option(
+            help="Seconds within which a stream whose entry node failed must go on at another.",
+            envvar="MESHNET_RESUME_TIMEOUT",
+            min=0.0,
+        ),
+    ] = 60.0,
     write_timeout: Annotated[
         float,
-        typer.Option(help="Longest time a client may leave data unread, in seconds.", hidden=True, min=0.1),
-    ] = 30.0,
+        typer.Option(
+            help="Longest time a client may leave data unread, in seconds.", envvar="MESHNET_WRITE_TIMEOUT", min=0.1
+        ),
+    ] = 60.0,
+    stream_silence: Annotated[
+        float,
+        typer.Option(
+            help="Silence on a stream, in seconds, after which a comment keeps it alive.",
+            envvar="MESHNET_STREAM_SILENCE",
+            min=0.1,
+        ),
+    ] = 15.0,
 ) -> None:
     """The REST front of a mesh: the OpenAI API, tokenization and streaming."""
     try:
@@ -62,7 +79,7 @@ def main(
         files = locate_models(model or (), models)
     except InvalidRequest as error:
         raise typer.BadParameter(str(error)) from error
-    config = GatewayConfig(tracker, host, port, files, request_timeout, write_timeout)
+    config = GatewayConfig(tracker, host, port, files, request_timeout, resume_timeout, write_timeout, stream_silence)
     listener = _listen(host, port)
     asyncio.run(run(config, listener))
     # Without waiting for the threads: one may be in the middle of loading a tokenizer.
@@ -76,9 +93,10 @@ async def run(config: GatewayConfig, listener: socket.socket) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     exit_with_parent()
-    mesh = MeshClient(config.tracker, config.request_timeout)
+    mesh = MeshClient(config.tracker, config.request_timeout, config.resume_timeout)
     tokenizers = TokenizerStore(config.models)
     watching = asyncio.create_task(mesh.watch_topology())
+    minding = asyncio.create_task(mesh.entry_watch.run())
     try:
         quart = create_app(Service(mesh, tokenizers), config, int(time.time()))
         # Connections wait in the backlog of the socket, which listens already.
@@ -86,9 +104,9 @@ async def run(config: GatewayConfig, listener: socket.socket) -> None:
         print(f"meshnet gateway listening on http://{join_address(host, port)}", flush=True)
         await serve(quart, listener, config, stop)
     finally:
-        watching.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await watching
+        for task in (watching, minding):
+            task.cancel()
+        await asyncio.gather(watching, minding, return_exceptions=True)
         tokenizers.close()
         await mesh.close()
 

@@ -1,93 +1,61 @@
-"""`POST /v1/completions` and `POST /v1/chat/completions`."""
+"""`POST /v1/completions`, `/v1/chat/completions` and `/v1/responses`."""
 
 from __future__ import annotations
 
-import contextlib
-import json
-import logging
 import time
-from collections.abc import AsyncGenerator
 
-from quart import Blueprint, Response, g, request
+from quart import Blueprint, Response
 
-from services.gateway import events
-from services.gateway.api_errors import ApiError, error_object
-from services.gateway.events import AnswerFormat, ChatFormat, CompletionFormat
-from services.gateway.openai_types import ChatRequest, CompletionRequest, GenerationRequest
+from services.gateway.api.chat import ChatRequest, template_messages
+from services.gateway.api.completions import CompletionRequest
+from services.gateway.api.responses import ResponsesRequest
+from services.gateway.api.sampling import ChoicesRequest
+from services.gateway.bodies import json_body
+from services.gateway.formats.choices import ChatFormat, ChoicesFormat, CompletionFormat
+from services.gateway.formats.logprobs import chat_logprobs, completion_logprobs
+from services.gateway.formats.responses import ResponsesFormat
 from services.gateway.service import Prepared, Service
+from services.gateway.streaming import answered
 
-log = logging.getLogger(__name__)
 
-
-def blueprint(service: Service) -> Blueprint:
+def blueprint(service: Service, stream_silence: float) -> Blueprint:
+    """`stream_silence`: seconds of silence after which a stream gets a comment."""
     routes = Blueprint("generation", __name__)
 
     @routes.post("/v1/completions")
     async def completions() -> Response:
-        parsed = CompletionRequest.parse(await _body())
-        return await _answer(service, parsed, await service.prepare_completion(parsed), CompletionFormat)
+        request = CompletionRequest.parse(await json_body())
+        return await answer(request, await service.prepare_completion(request), CompletionFormat)
 
     @routes.post("/v1/chat/completions")
     async def chat_completions() -> Response:
-        parsed = ChatRequest.parse(await _body())
-        return await _answer(service, parsed, await service.prepare_chat(parsed), ChatFormat)
+        request = ChatRequest.parse(await json_body())
+        tools = request.tools_asked()
+        prepared = await service.prepare_chat(request, template_messages(request.messages), tools=tools)
+        return await answer(request, prepared, ChatFormat, has_tools=tools is not None)
+
+    @routes.post("/v1/responses")
+    async def responses() -> Response:
+        request = ResponsesRequest.parse(await json_body())
+        prepared = await service.prepare_chat(request, request.messages, "input")
+        token_bytes = prepared.target.tokenizer.token_bytes
+        shown = ResponsesFormat(request, prepared.request_id, int(time.time()), token_bytes)
+        return await answered(service, prepared, shown, stream_silence if request.stream else None)
+
+    async def answer(
+        request: ChoicesRequest, prepared: Prepared, kind: type[ChoicesFormat], *, has_tools: bool = False
+    ) -> Response:
+        shape = chat_logprobs if kind is ChatFormat else completion_logprobs
+        token_bytes = prepared.target.tokenizer.token_bytes
+        shown = kind(
+            prepared.request_id,
+            request.model,
+            int(time.time()),
+            len(prepared.choices),
+            request.include_usage,
+            None if request.top_logprobs_asked is None else lambda tokens: shape(tokens, token_bytes),
+            has_tools,
+        )
+        return await answered(service, prepared, shown, stream_silence if request.stream else None)
 
     return routes
-
-
-async def _body() -> bytes:
-    body: bytes = await request.get_data(cache=False, as_text=False, parse_form_data=False)
-    return body
-
-
-async def _answer(
-    service: Service, parsed: GenerationRequest, prepared: Prepared, kind: type[AnswerFormat]
-) -> Response:
-    generation = prepared.generation
-    g.request_id = generation.request_id
-    answer = kind(generation.request_id, generation.model_id, int(time.time()), parsed.include_usage)
-    if parsed.stream:
-        return await _stream(service, prepared, answer)
-    async with contextlib.aclosing(service.text(prepared)) as pieces:
-        text = "".join([piece async for piece in pieces])
-    whole = answer.whole(text, prepared.output.finish_reason or "", _usage(prepared))
-    return Response(json.dumps(whole, ensure_ascii=False), content_type="application/json")
-
-
-async def _stream(service: Service, prepared: Prepared, answer: AnswerFormat) -> Response:
-    pieces = service.text(prepared)
-    # The answer begins with the first token, so that what fails before it still gets its own status.
-    first = await anext(pieces, "")
-    response = Response(_events(pieces, first, prepared, answer), content_type="text/event-stream; charset=utf-8")
-    response.timeout = None
-    response.headers["Cache-Control"] = "no-cache"
-    response.headers["X-Accel-Buffering"] = "no"
-    return response
-
-
-async def _events(
-    pieces: AsyncGenerator[str, None], first: str, prepared: Prepared, answer: AnswerFormat
-) -> AsyncGenerator[bytes, None]:
-    async with contextlib.aclosing(pieces):
-        try:
-            if (start := answer.start()) is not None:
-                yield events.sse(start)
-            if first:
-                yield events.sse(answer.text(first))
-            async for piece in pieces:
-                if piece:
-                    yield events.sse(answer.text(piece))
-            yield events.sse(answer.end(prepared.output.finish_reason or ""))
-            if answer.include_usage:
-                yield events.sse(answer.last(_usage(prepared)))
-            yield events.DONE
-        except ApiError as error:
-            yield events.sse(error.body)
-        except Exception:
-            log.exception("generation %s failed", answer.request_id)
-            yield events.sse(error_object("Internal error.", 500, code="internal"))
-
-
-def _usage(prepared: Prepared) -> events.Usage:
-    output = prepared.output
-    return events.usage(prepared.num_prompt_tokens, output.num_tokens, output.num_cached_tokens)

@@ -2,6 +2,7 @@
 
 - A client that stops reading is cut off: Hypercorn would wait for it for ever.
 - A client that closes is noticed even if it sent bytes after its request: Hypercorn stops reading then.
+- A connection that its client has closed is given up at once: Hypercorn keeps it as long as idle ones.
 - A refusal reaches a client that is still sending: Hypercorn closes at once, and the client's pipe breaks.
 - A stop takes seconds with any connections open: Hypercorn waits for all on Python 3.12.1 and later.
 
@@ -12,14 +13,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import logging
 import socket
+import sys
+import termios
 from typing import Any
 
 from hypercorn.asyncio.tcp_server import MAX_RECV, TCPServer
 from hypercorn.asyncio.worker_context import WorkerContext
 from hypercorn.config import Config
-from hypercorn.events import Closed, Event, RawData
+from hypercorn.events import Closed, Event, RawData, Updated
 from hypercorn.utils import wrap_app
 from quart import Quart
 
@@ -31,6 +35,7 @@ BACKLOG = 1024
 LINGER_SECONDS = 2.0
 # More than any client sends ahead of an answer.
 MAX_BYTES_AHEAD = 1024 * 1024
+MAX_UNSENT_BYTES = 64 * 1024
 
 
 class Connection(TCPServer):
@@ -46,20 +51,40 @@ class Connection(TCPServer):
     async def protocol_send(self, event: Event) -> None:
         if isinstance(event, RawData):
             await self._write(event.data)
-        else:
+        elif not isinstance(event, Updated) or not self._client_gone.is_set():
             await super().protocol_send(event)
 
     async def _write(self, data: bytes) -> None:
         async with self.send_lock:
             try:
-                self.writer.write(data)
-                async with asyncio.timeout(self.write_timeout):
-                    await self.writer.drain()
+                # Of writes to a connection that is lost asyncio warns.
+                if not self.writer.transport.is_closing():
+                    self.writer.write(data)
+                await self._drain()
             except TimeoutError:
                 self.writer.transport.abort()
                 await self.protocol.handle(Closed())
             except (ConnectionError, RuntimeError):
                 await self.protocol.handle(Closed())
+
+    async def _drain(self) -> None:
+        """Waits for room, while the client takes something, however little. Raises TimeoutError."""
+        while True:
+            waiting = self._waiting_bytes()
+            try:
+                async with asyncio.timeout(self.write_timeout):
+                    return await self.writer.drain()
+            except TimeoutError:
+                if self._waiting_bytes() >= waiting:
+                    raise
+
+    def _waiting_bytes(self) -> int:
+        """What the client has not taken yet, here and in the kernel, which asks for more only when it has lots of room:
+        of a slow client one sees nothing for a long time else."""
+        in_kernel = bytearray(4)
+        with contextlib.suppress(OSError, ValueError):  # it is closed
+            fcntl.ioctl(self.writer.get_extra_info("socket").fileno(), termios.TIOCOUTQ, in_kernel)
+        return self.writer.transport.get_write_buffer_size() + int.from_bytes(in_kernel, sys.byteorder)
 
     async def _read_data(self) -> None:
         """Reads on while bytes are handled, which waits for the running request if they are of the next one."""
@@ -79,6 +104,8 @@ class Connection(TCPServer):
                 with contextlib.suppress(asyncio.CancelledError):
                     await handling
             await self.protocol.handle(Closed())
+            # It is one of the tasks that the connection waits for.
+            await self.idle_task.stop()
 
     async def _handle_all(self, ahead: bytearray) -> None:
         try:
@@ -132,9 +159,7 @@ async def serve(app: Quart, listener: socket.socket, config: GatewayConfig, stop
     async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None, "a coroutine runs in a task"
-        # asyncio leaves it off on sockets that were accepted by a listener without an explicit protocol number, and
-        # then every answer takes tens of milliseconds.
-        writer.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        _set_options(writer.get_extra_info("socket"))
         connection = Connection(
             wrapped, loop, hypercorn_config, context, {}, reader, writer, write_timeout=config.write_timeout
         )
@@ -153,6 +178,16 @@ async def serve(app: Quart, listener: socket.socket, config: GatewayConfig, stop
     await context.terminated.set()
     await _end(open_connections, config.shutdown_timeout)
     await app.shutdown()
+
+
+def _set_options(connection: socket.socket) -> None:
+    # asyncio leaves it off on sockets that were accepted by a listener without an explicit protocol number, and then
+    # every answer takes tens of milliseconds.
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    # The system would hold megabytes for a slow client, and tell of room only when a third of them is gone: too late to
+    # tell it from one that does not read.
+    if hasattr(socket, "TCP_NOTSENT_LOWAT"):
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, MAX_UNSENT_BYTES)
 
 
 async def _end(open_connections: dict[asyncio.Task[Any], Connection], grace: float) -> None:

@@ -1,46 +1,84 @@
-"""From a checked request to the stream of its text. Knows tokenizers and the mesh, not HTTP."""
+"""From a checked request to the stream of its choices. Knows tokenizers and the mesh, not HTTP."""
 
 from __future__ import annotations
 
 import contextlib
-import math
 import uuid
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from meshnet.errors import InvalidRequest, MeshnetError
-from meshnet.topology import DeployedModel, Topology
+from meshnet.errors import InvalidGrammar, MeshnetError
+from meshnet.topology import Topology
+from meshnet.vocabulary import Vocabulary
+from services.gateway.api.completions import CompletionRequest
+from services.gateway.api.sampling import SamplingRequest
 from services.gateway.api_errors import ApiError, from_mesh_error, invalid
+from services.gateway.choice import Choice
+from services.gateway.choices import prepared_choices
 from services.gateway.entry import deployed_model
-from services.gateway.limits import COMPLETION_DEFAULT_TOKENS, max_new_tokens, too_long
-from services.gateway.mesh_client import FinishReason, Generation, MeshClient, no_topology
-from services.gateway.openai_types import ChatRequest, CompletionRequest, GenerationRequest
-from services.gateway.text_output import LENGTH, STOP, TextOutput
-from services.gateway.tokenization import ModelTokenizer
+from services.gateway.formats.answer import Usage
+from services.gateway.generation import FinishReason, Form
+from services.gateway.grammars import Grammar
+from services.gateway.limits import COMPLETION_DEFAULT_TOKENS
+from services.gateway.merging import merged
+from services.gateway.mesh_client import MeshClient, no_topology
+from services.gateway.metrics import ABORT, ERROR, ChoiceMeter, Metrics
+from services.gateway.prompts import Target, chat_prompt, completion_prompts
+from services.gateway.text_output import Piece
 from services.gateway.tokenizers_store import TokenizerStore
-
-# The mesh takes a probability above 0, or 0 for all tokens; to clients 0 is the smallest set there is, one token.
-_SMALLEST_TOP_P = 1e-6
+from services.gateway.tools.calls import ToolsAsked
+from services.gateway.tools.conversation import Conversation
+from services.gateway.tools.grammar import calls_grammar
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
     """A request ready for the mesh, and what turns its tokens into text."""
 
-    generation: Generation
-    output: TextOutput
+    target: Target
+    choices: Sequence[Choice]
+    # When the request came, by the clock of the metrics.
+    arrived: float
 
     @property
-    def num_prompt_tokens(self) -> int:
-        return len(self.generation.prompt_token_ids)
+    def request_id(self) -> str:
+        return self.choices[0].generation.request_id
+
+    @property
+    def usage(self) -> Usage:
+        """So far. A prompt counts once, however many choices it has; what the least lucky of them found cached, too."""
+        prompts = {choice.prompt_index: len(choice.generation.prompt_token_ids) for choice in self.choices}
+        cached = {
+            index: min(choice.num_cached_tokens for choice in self.choices if choice.prompt_index == index)
+            for index in prompts
+        }
+        num_tokens = sum(choice.output.num_tokens for choice in self.choices)
+        return Usage(sum(prompts.values()), num_tokens, sum(cached.values()))
+
+
+@dataclass(frozen=True, slots=True)
+class ChoicePiece:
+    """A piece of the choice of that index."""
+
+    index: int
+    piece: Piece
 
 
 class Service:
     """Prepares requests and runs them."""
 
-    def __init__(self, mesh: MeshClient, tokenizers: TokenizerStore, new_id: Callable[[], str] | None = None) -> None:
+    def __init__(
+        self,
+        mesh: MeshClient,
+        tokenizers: TokenizerStore,
+        metrics: Metrics | None = None,
+        new_id: Callable[[], str] | None = None,
+    ) -> None:
         self.mesh = mesh
         self.tokenizers = tokenizers
+        self.metrics = metrics or Metrics()
+        self._vocabularies: dict[tuple[str, int], Vocabulary] = {}
         self._new_id = new_id or (lambda: str(uuid.uuid4()))
 
     @property
@@ -52,97 +90,124 @@ class Service:
 
     async def prepare_completion(self, request: CompletionRequest) -> Prepared:
         """Raises ApiError."""
-        model, tokenizer = await self._model(request.model)
-        prompt = request.prompt
-        if isinstance(prompt, str):
-            _check_length(prompt, tokenizer, model, request.max_tokens or COMPLETION_DEFAULT_TOKENS, "prompt")
-            prompt = await self.tokenizers.run(tokenizer.encode, prompt, special_tokens=True)
-        elif any(token_id >= model.manifest.vocab_size for token_id in prompt):
-            raise invalid(f"The prompt has a token id that is not below {model.manifest.vocab_size}.", "prompt")
-        budget = max_new_tokens(
-            len(prompt),
-            request.max_tokens,
-            COMPLETION_DEFAULT_TOKENS,
-            model.context_length,
-            model.kv_tokens,
-            "prompt",
-        )
-        return self._prepared(request, tokenizer, prompt, budget, tokenizer.stop_token_ids)
+        arrived = self.metrics.clock()
+        target = await self._ready(request.model)
+        asked = COMPLETION_DEFAULT_TOKENS if request.tokens_asked is None else request.tokens_asked
+        prompts = await completion_prompts(request, asked, target, self.tokenizers)
+        stops = target.tokenizer.stop_token_ids
+        form = await self._form(request.grammar, target)
+        choices = prepared_choices(request, asked, prompts, stops, target, self._new_id, form)
+        return Prepared(target, choices, arrived)
 
-    async def prepare_chat(self, request: ChatRequest) -> Prepared:
-        """Raises ApiError."""
-        model, tokenizer = await self._model(request.model)
-        messages = [message.template_fields for message in request.messages]
-        _check_length("".join(m["content"] for m in messages), tokenizer, model, request.tokens_asked or 1, "messages")
+    async def prepare_chat(
+        self,
+        request: SamplingRequest,
+        messages: Sequence[Mapping[str, Any]],
+        param: str = "messages",
+        tools: ToolsAsked | None = None,
+    ) -> Prepared:
+        """`messages` are as chat templates take them; `param` is the field that they came from. Raises ApiError."""
+        arrived = self.metrics.clock()
+        target = await self._ready(request.model)
+        asked = request.tokens_asked
+        conversation = Conversation(tuple(messages), tools.tools if tools else ())
+        prompt = await chat_prompt(conversation, asked or 1, param, target, self.tokenizers)
+        stops = target.tokenizer.chat_stop_token_ids
+        form = await self._form(_grammar(request, tools, target), target)
+        choices = prepared_choices(request, asked, [prompt], stops, target, self._new_id, form, tools)
+        return Prepared(target, choices, arrived)
+
+    async def _form(self, grammar: Grammar | None, target: Target) -> Form | None:
+        if grammar is None:
+            return None
+        key = target.model.model_id, target.model.manifest.vocab_size
+        if key not in self._vocabularies:
+            self._vocabularies[key] = await self.tokenizers.run(target.tokenizer.vocabulary, key[1])
+        return Form(grammar, self._vocabularies[key])
+
+    async def target(self, model_id: str) -> Target:
+        """Raises ApiError for a model that is not deployed or has no tokenizer here."""
         try:
-            # The template writes BOS itself where it belongs: a tokenizer that adds its own would double it.
-            prompt = await self.tokenizers.run(
-                lambda: tokenizer.encode(tokenizer.render_chat(messages), special_tokens=False)
-            )
-        except InvalidRequest as error:
-            raise invalid(f"Invalid 'messages': {error}", "messages", "chat_template_error") from error
-        budget = max_new_tokens(
-            len(prompt), request.tokens_asked, None, model.context_length, model.kv_tokens, "messages"
-        )
-        return self._prepared(request, tokenizer, prompt, budget, tokenizer.chat_stop_token_ids)
+            model = deployed_model(self.topology, model_id)
+        except MeshnetError as error:
+            raise from_mesh_error(error) from error
+        return Target(model, await self.tokenizers.get(model_id))
 
-    async def text(self, prepared: Prepared) -> AsyncGenerator[str, None]:
-        """Pieces of the answer, as they become certain; `prepared.output` then says how it ended.
+    async def pieces(
+        self, prepared: Prepared, silence: float | None = None
+    ) -> AsyncGenerator[ChoicePiece | None, None]:
+        """Pieces of the choices, which run at once, as they become certain; None after `silence` seconds of nothing.
 
-        The first piece comes, perhaps empty, with the first token. Raises ApiError.
+        The first piece of a choice comes, perhaps empty, with the first token. If one choice fails, all end.
+        Raises ApiError.
         """
-        output = prepared.output
+        running = [self._measured(choice, prepared.arrived) for choice in prepared.choices]
         try:
-            async with contextlib.aclosing(self.mesh.generate(prepared.generation)) as events:
+            async with contextlib.aclosing(merged(running, silence)) as pieces:
+                async for piece in pieces:
+                    yield piece
+        finally:
+            model_id, usage = prepared.target.model.model_id, prepared.usage
+            self.metrics.prompt_tokens.labels(model_id).inc(usage.num_prompt_tokens)
+            self.metrics.cached_tokens.labels(model_id).inc(usage.num_cached_tokens)
+
+    async def _measured(self, choice: Choice, arrived: float) -> AsyncGenerator[ChoicePiece, None]:
+        meter = ChoiceMeter(self.metrics, choice.generation.model_id, arrived)
+        reason = ABORT
+        try:
+            async with contextlib.aclosing(self._run(choice, meter)) as pieces:
+                async for piece in pieces:
+                    yield piece
+            reason = choice.output.finish_reason or ERROR
+        except Exception:
+            reason = ERROR
+            raise
+        finally:
+            meter.end(reason)
+
+    async def _run(self, choice: Choice, meter: ChoiceMeter) -> AsyncGenerator[ChoicePiece, None]:
+        if not choice.needs_mesh:
+            for piece in choice.without_mesh():
+                yield ChoicePiece(choice.index, piece)
+            return
+        try:
+            async with contextlib.aclosing(self.mesh.generate(choice.generation)) as events:
                 async for event in events:
-                    if not output.num_tokens:
-                        output.num_cached_tokens = event.cached_tokens
-                    if event.token_id is not None:
-                        yield output.push(event.token_id)
                     if event.finish_reason is FinishReason.ABORT:
                         raise ApiError(503, "The generation was aborted.", code="aborted")
-                    if event.finish_reason is not None:
-                        yield output.finish(STOP if event.finish_reason is FinishReason.STOP else LENGTH)
-                    if output.finish_reason is not None:
+                    if event.token_id is not None:
+                        meter.token()
+                    for piece in choice.received(event):
+                        yield ChoicePiece(choice.index, piece)
+                    if choice.output.finish_reason is not None:
                         return
         except MeshnetError as error:
             raise from_mesh_error(error) from error
+        except ApiError as error:
+            raise _at_its_field(error, choice.generation.form) from error
 
-    async def _model(self, model_id: str) -> tuple[DeployedModel, ModelTokenizer]:
+    async def _ready(self, model_id: str) -> Target:
         """Fails before any work is done for a model that could not answer."""
         try:
-            model = deployed_model(self.topology, model_id)
+            deployed_model(self.topology, model_id)
             await self.mesh.entry_node(model_id, turn=0)
         except MeshnetError as error:
             raise from_mesh_error(error) from error
-        return model, await self.tokenizers.get(model_id)
-
-    def _prepared(
-        self,
-        request: GenerationRequest,
-        tokenizer: ModelTokenizer,
-        prompt: list[int],
-        budget: int,
-        stop_token_ids: frozenset[int],
-    ) -> Prepared:
-        stop_token_ids = frozenset() if request.ignore_eos else stop_token_ids
-        generation = Generation(
-            request_id=self._new_id(),
-            model_id=request.model,
-            prompt_token_ids=tuple(prompt),
-            max_new_tokens=budget,
-            temperature=request.temperature,
-            top_p=max(request.top_p, _SMALLEST_TOP_P),
-            top_k=max(request.top_k, 0),
-            seed=None if request.seed is None else request.seed % 2**64,
-            stop_token_ids=tuple(sorted(stop_token_ids)),
-        )
-        return Prepared(generation, TextOutput(tokenizer.decode, stop_token_ids, request.stops))
+        return await self.target(model_id)
 
 
-def _check_length(text: str, tokenizer: ModelTokenizer, model: DeployedModel, wanted: int, param: str) -> None:
-    """Refuses, untokenized, a text that is too long even if it were all the longest tokens."""
-    context_length = model.context_length
-    fewest = math.ceil(len(text) / tokenizer.max_token_chars)
-    if fewest > context_length:
-        raise too_long(context_length, f"at least {fewest}", wanted, param)
+def _grammar(request: SamplingRequest, tools: ToolsAsked | None, target: Target) -> Grammar | None:
+    """A text that may be content of a form must be that or calls."""
+    grammar = request.grammar
+    if tools is None or (grammar is None and not tools.must_call):
+        return grammar
+    tokenizer = target.tokenizer
+    content = None if tools.must_call else grammar
+    return calls_grammar(tokenizer.convention.writing, tools, tokenizer.marker_ids, content)
+
+
+def _at_its_field(error: ApiError, form: Form | None) -> ApiError:
+    if form is None or error.code != InvalidGrammar.code:
+        return error
+    param = form.grammar.param
+    return invalid(f"Invalid {param!r}: {error.message}.", param, error.code)

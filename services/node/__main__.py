@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import socket
 from pathlib import Path
@@ -19,8 +20,8 @@ from meshnet.service import configure_logging, expected_error, run_process, run_
 from meshnet.sizes import format_size, parse_size
 from meshnet.speculate import Speculate
 from meshnet.topology import check_node_id
-from meshnet.wire import Encoding
 from services.node.config import NodeConfig
+from services.node.core.compression import Compression
 from services.node.core.work import Executor
 from services.node.fetching.source import Source
 from services.node.files.host_memory import free_host_bytes
@@ -116,8 +117,12 @@ def main(
         ),
     ] = True,
     compression: Annotated[
-        Encoding | None, typer.Option(help="Compress frames to other nodes; pays below about 0.7 Gbit/s.")
-    ] = None,
+        Compression,
+        typer.Option(
+            help="Compress frames to other nodes: over links where that has proved faster, never, or always.",
+            envvar="MESHNET_COMPRESSION",
+        ),
+    ] = Compression.AUTO,
     speculate: Annotated[
         Speculate,
         typer.Option(
@@ -126,6 +131,15 @@ def main(
             envvar="MESHNET_SPECULATE",
         ),
     ] = Speculate.AUTO,
+    resume_timeout: Annotated[
+        float,
+        typer.Option(
+            help="Seconds in which a generation whose hop has failed must go on, over another route or when its layers "
+            "are back.",
+            min=0.0,
+            envvar="MESHNET_RESUME_TIMEOUT",
+        ),
+    ] = 60.0,
     tracker_node: Annotated[
         bool, typer.Option("--tracker-node", help="This is the tracker-node's node: it takes the first layers.")
     ] = False,
@@ -159,6 +173,7 @@ def main(
             threads=threads or psutil.cpu_count(logical=False) or 1,
             stub=stub,
             tracker_node=tracker_node,
+            resume_timeout=resume_timeout,
             compression=compression,
             speculate=speculate,
         )
@@ -171,6 +186,10 @@ def main(
 async def _serve(config: NodeConfig) -> None:
     manifests, hub = await asyncio.to_thread(_read_models, config)
     executor = _executor(config)
+    # What torch and its like consist of stays. To look through it with each shard that goes held up all else that this
+    # process does, heartbeats too: for 0.3 s, and on a busy machine for so long that the node was lost.
+    gc.collect()
+    gc.freeze()
     _check_free(config, executor)
     node = NodeServer(config, executor, manifests, hub)
     try:

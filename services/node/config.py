@@ -8,7 +8,7 @@ from pathlib import Path
 from meshnet.model import Quantization
 from meshnet.model_files import HubModel, ModelFiles
 from meshnet.speculate import Speculate
-from meshnet.wire import Encoding
+from services.node.core.compression import Compression
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class NodeConfig:
     stub: bool = False
     tracker_node: bool = False
     fetch: bool = False
-    compression: Encoding | None = None
+    compression: Compression = Compression.AUTO
     speculate: Speculate = Speculate.AUTO
     # A larger frame is answered with 413.
     max_frame_bytes: int = 256 << 20
@@ -47,6 +47,8 @@ class NodeConfig:
     # A token that proves a route must be back within this time for each hop. More than a hop may take, so that it is
     # the hop that is mute which is named.
     probe_timeout: float = 75.0
+    # When a hop fails under a generation, its next token must come within this time, over whatever route there is then.
+    resume_timeout: float = 60.0
     # A chunk may overtake the one before it by this much.
     reorder_timeout: float = 10.0
     # A body that has not arrived whole by then is given up.

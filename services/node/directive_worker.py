@@ -7,11 +7,11 @@ import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from meshnet.directive import Directive, DirectiveKind, DirectiveState, FailureKind
 from meshnet.errors import BadFiles, MeshnetError, NoRoom, NoSource
-from meshnet.model import LayerRange, ModelManifest
+from meshnet.model import LayerRange, ModelManifest, merge_layers
 from meshnet.sizes import format_size
 from services.node.config import NodeConfig
 from services.node.core.work import ShardSpec
@@ -23,13 +23,25 @@ log = logging.getLogger(__name__)
 
 PROGRESS_SECONDS = 0.5
 MAX_REMEMBERED = 1000
+GIVEN_UP = (
+    "they computed what is not finite for several sessions; check the memory and the weight files of this machine, and "
+    "start the node again"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _GivenUp:
+    """A model whose layers here compute nonsense."""
+
+    model_id: str
+
 
 Report = Callable[[Directive], Awaitable[None]]
 
 
 class DirectiveWorker:
     """`manifests` and `mesh_weights` are as for ShardLoader; `report` brings a directive's new state to the tracker.
-    `loads` is held while a shard is loaded.
+    `loads` is held while a shard is loaded; `on_change` is called when layers are gone that nobody said to drop.
     """
 
     def __init__(
@@ -40,14 +52,16 @@ class DirectiveWorker:
         report: Report,
         loads: asyncio.Lock,
         mesh_weights: MeshWeights | None = None,
+        on_change: Callable[[], None] = lambda: None,
     ) -> None:
+        self._on_change = on_change
         self._drain_timeout = config.drain_timeout
         self._forwarding = forwarding
         self._report = report
         self._loads = loads
         self._loader = ShardLoader(config, manifests, forwarding, mesh_weights)
         self._plan_version = 0
-        self._queue: asyncio.Queue[Directive] = asyncio.Queue()
+        self._queue: asyncio.Queue[Directive | _GivenUp] = asyncio.Queue()
         # A tracker that comes back sends its open directives again.
         self._known: dict[str, Directive] = {}
         # The one that is being done.
@@ -75,16 +89,25 @@ class DirectiveWorker:
     def forget_waiting(self) -> None:
         """The tracker is out of reach: what has not begun is void. The same tracker sends it again when it is back;
         another one plans anew, and does not know of it."""
-        while not self._queue.empty():
-            self._queue.get_nowait()
+        waiting = [self._queue.get_nowait() for _ in range(self._queue.qsize())]
+        for item in waiting:
+            if isinstance(item, _GivenUp):
+                self._queue.put_nowait(item)
         self._known = {i: d for i, d in self._known.items() if d.state.is_final or i == self._begun}
         self._plan_version = max((d.plan_version for d in self._known.values()), default=0)
         self._forwarding.changes.announce()
+
+    def give_up(self, model_id: str) -> None:
+        """Its layers here are served no more, and it is not loaded again while this process lives."""
+        self._queue.put_nowait(_GivenUp(model_id))
 
     async def run(self) -> None:
         """Works through the queue for ever."""
         while True:
             directive = await self._queue.get()
+            if isinstance(directive, _GivenUp):
+                await self._give_up(directive.model_id)
+                continue
             try:
                 if directive.kind is DirectiveKind.LOAD_SHARD:
                     async with self._loads:
@@ -188,6 +211,16 @@ class DirectiveWorker:
         forwarding.give_up_kept(model_id, layers)
         forwarding.sessions.ledger(model_id).remove_layers(layers)
         await forwarding.runner.call(lambda: forwarding.runner.executor.detach(model_id, layers))
+
+    async def _give_up(self, model_id: str) -> None:
+        log.error("layers of %s are given up: %s", model_id, GIVEN_UP)
+        self._loader.refuse(model_id, GIVEN_UP)
+        for layers in merge_layers(self._forwarding.shards.layers(model_id)):
+            try:
+                await self._detach(model_id, layers)
+            except Exception:
+                log.exception("layers %s of %s are not freed", layers, model_id)
+        self._on_change()
 
     async def _fail(self, directive: Directive, failure: str, kind: FailureKind) -> None:
         await self._publish(directive.advance(DirectiveState.FAILED, failure=failure, failure_kind=kind))

@@ -3,30 +3,45 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import secrets
 import time
+import uuid
 import zlib
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Collection
 from dataclasses import replace
 
-from meshnet.errors import Draining, HopFailure, InvalidRequest, KvFull
+from meshnet.errors import (
+    BrokenLayers,
+    BrokenNode,
+    Draining,
+    HopFailure,
+    InvalidRequest,
+    KvFull,
+    MeshnetError,
+    NotFinite,
+)
 from meshnet.hop_cost import Wish
+from meshnet.routing import Route
 from meshnet.speculate import Speculate
 from meshnet.wire import Prefix
 from services.node.config import NodeConfig
+from services.node.constraint import Constraints
 from services.node.core.in_flight import InFlight
+from services.node.core.recovery import Recovery, rest_of
+from services.node.core.request import Emitted, GenerationRequest, check_request
 from services.node.core.speculation import DraftCounts, MeasuredLimit, NewLimit, no_drafts
+from services.node.events import Progress
 from services.node.forwarding import Forwarding
-from services.node.generation import Emitted, GenerationRequest, Sequence, check_request
+from services.node.generation import Sequence
 from services.node.lane import Lanes
 from services.node.prober import Prober
+from services.node.rerouting import RouteSearch
 from services.node.reuse import PrefixReuse, Wanted
 
-# Tokens that may wait for a slow reader of the stream before its generation pauses.
-MAX_UNREAD_TOKENS = 64
 RETRY_AFTER_SECONDS = 2.0
 
-# None only wakes the reader.
-Event = Emitted | None
+log = logging.getLogger(__name__)
 
 
 class EntryPoint:
@@ -49,6 +64,7 @@ class EntryPoint:
         self._new_limit = new_limit or (MeasuredLimit if config.speculate is Speculate.AUTO else no_drafts)
         self.draft_counts = DraftCounts()
         self._reuse = PrefixReuse(forwarding, enabled=config.prefix_reuse)
+        self.constraints = Constraints()
 
     @property
     def num_running(self) -> int:
@@ -57,20 +73,21 @@ class EntryPoint:
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[Emitted, None]:
         """The tokens of a generation. Ends without a finish reason if `abort` was called.
 
-        Leaving the iteration early stops the work and frees the session on every hop. Raises InvalidRequest,
-        UnknownModel, MissingLayers, KvFull, or what a hop failed with.
+        Leaving the iteration early stops the work and frees the session on every hop. A hop that fails is a pause: the
+        tokens so far are computed anew on another route. Raises InvalidRequest, UnknownModel,
+        UnknownVocabulary, MissingLayers, KvFull, or what a hop failed with if there is no route in time.
         """
         if self._forwarding.draining:
             raise Draining("this node is leaving the mesh")
         if request.request_id in self._running:
             raise InvalidRequest(f"generation {request.request_id} is running already")
-        events: asyncio.Queue[Event] = asyncio.Queue(MAX_UNREAD_TOKENS)
-        task = asyncio.create_task(self._run(request, events))
+        progress = Progress(Recovery(self._config.resume_timeout))
+        task = asyncio.create_task(self._run(request, progress))
         self._running[request.request_id] = task
         # However the task ends, also cancelled before it began, the reader must learn of it.
         task.add_done_callback(lambda _: self._running.pop(request.request_id, None))
         try:
-            async for event in _until_done(task, events):
+            async for event in progress.until_done(task):
                 yield event
         finally:
             task.cancel()
@@ -90,44 +107,97 @@ class EntryPoint:
         """Aborts all."""
         for request_id in tuple(self._running):
             await self.abort(request_id)
+        self.constraints.close()
 
-    async def _run(self, request: GenerationRequest, events: asyncio.Queue[Event]) -> None:
-        num_tokens = len(request.prompt) + request.max_new_tokens
+    async def _run(self, request: GenerationRequest, progress: Progress) -> None:
+        """Whatever hops do: from each failure it goes on, as if there had been none, while there is a route."""
+        if request.seed is None:
+            request = replace(request, seed=secrets.randbits(64))
+        route, rest = self._route(request), request
+        while True:
+            failure = await self._attempt(rest, route, progress)
+            if failure is None:
+                return
+            route = await self._route_behind(failure, request, progress)
+            rest = rest_of(request, progress.generated, str(uuid.uuid4()), has_begun=progress.has_begun)
+
+    async def _route_behind(self, error: MeshnetError, request: GenerationRequest, progress: Progress) -> Route:
+        """A route to go on through after a failure. Raises it if there is none in time."""
+        if isinstance(error, HopFailure) and error.node_id == self._config.node_id:
+            # Every route from here begins with it. Whoever asked may know other nodes to go on at.
+            raise error
+        recovery, clock = progress.recovery, asyncio.get_running_loop().time
+        pause = recovery.failed(error, clock(), has_begun=progress.has_begun)
+        assert recovery.deadline
+        num_generated = len(progress.generated)
+        log.warning("generation %s goes on behind %d tokens: %s", request.request_id, num_generated, error)
+        await asyncio.sleep(min(pause, max(recovery.deadline - clock(), 0.0)))
+        search = RouteSearch(self._prober, request.model_id, lambda: self._route(request, recovery.avoided(clock())))
+        if not progress.has_computed:
+            return await search.at_once(self._forwarding.changes, error)
+        return await search.until(self._forwarding.changes, recovery.deadline, error)
+
+    def _route(self, request: GenerationRequest, avoid: Collection[str] = ()) -> Route:
         spread = zlib.crc32(request.request_id.encode())
-        route = self._prober.route(request.model_id, Wish(spread, self._in_flight.unseen(time.monotonic()), num_tokens))
+        wish = Wish(spread, self._in_flight.unseen(time.monotonic()), request.num_tokens)
+        return self._prober.route(request.model_id, wish, avoid)
+
+    async def _attempt(self, request: GenerationRequest, route: Route, progress: Progress) -> MeshnetError | None:
+        """Returns what it failed with once it was admitted; raises what kept it from being admitted."""
         ledger = self._forwarding.sessions.ledger(request.model_id)
-        check_request(request, self._prober.deployed(request.model_id), ledger.capacity_tokens)
-        sequence = Sequence(request, route, self._forwarding, self._lanes, self._new_limit())
+        model = self._prober.deployed(request.model_id)
+        check_request(request, model, ledger.capacity_tokens)
+        constraint = None
+        if request.grammar:
+            constraint = await self.constraints.open(request, request.grammar, model.manifest.vocab_size)
+        sequence = Sequence(request, route, self._forwarding, self._lanes, self._new_limit(), constraint)
         self._in_flight.begin(request.request_id, route, time.monotonic())
         try:
-            wanted = self._reuse.wanted(sequence.key, route, request.prompt)
+            # To score a prompt all of it must be computed.
+            wanted = self._reuse.wanted(sequence.key, route, request.prompt, reuses=not request.prompt_logprobs)
             await self._reuse.until_settled(wanted)
-            sequence.prefix = await self._admit(wanted, num_tokens)
-            await self._generate(sequence, request, events, wanted)
+            sequence.prefix = await self._admit(wanted, request.num_tokens)
+            return await self._generate(sequence, request, progress, wanted)
         finally:
             self._in_flight.end(request.request_id)
 
     async def _generate(
-        self, sequence: Sequence, request: GenerationRequest, events: asyncio.Queue[Event], wanted: Wanted
-    ) -> None:
+        self, sequence: Sequence, request: GenerationRequest, progress: Progress, wanted: Wanted
+    ) -> MeshnetError | None:
         emitted: list[int] = []
-        keep = False
         try:
             async for event in sequence.tokens():
+                progress.has_computed = True
                 if not emitted:
                     self._reuse.prefilled(wanted, sequence)
-                emitted.append(event.token_id)
-                await events.put(event if len(emitted) > 1 else replace(event, cached_tokens=sequence.num_reused))
-            keep = True
-        except asyncio.CancelledError:
-            keep = True
+                if event.token_id is not None:
+                    emitted.append(event.token_id)
+                await progress.put(event, sequence.num_reused)
+        except MeshnetError as raised:
+            error = self._blamed(raised, sequence)
+            progress.has_computed |= sequence.num_cached > 0
+            if isinstance(error, HopFailure):
+                self._prober.generation_failed(request.model_id, error)
+            # Not waited for: a hop that is mute would hold up what goes on without it.
+            self._reuse.begin_end(wanted, sequence, emitted, keep=False)
+            return error
+        except BaseException as error:
+            await self._reuse.end(wanted, sequence, emitted, keep=isinstance(error, asyncio.CancelledError))
             raise
-        except HopFailure as error:
-            self._prober.generation_failed(request.model_id, error)
-            raise
+        else:
+            await self._reuse.end(wanted, sequence, emitted, keep=True)
+            return None
         finally:
             self.draft_counts.add(sequence.draft_counts)
-            await self._reuse.end(wanted, sequence, emitted, keep=keep)
+
+    def _blamed(self, error: MeshnetError, sequence: Sequence) -> MeshnetError:
+        """Of values that are not finite: the node that made them."""
+        if isinstance(error, BrokenLayers):
+            return self._forwarding.blamed_here(error, sequence.key)
+        if isinstance(error, NotFinite):
+            node_id = sequence.route[-1].node_id
+            return BrokenNode(f"node {node_id}: {error}", node_id)
+        return error
 
     async def _admit(self, wanted: Wanted, num_tokens: int) -> Prefix | None:
         """Opens the session when there is KV room for all its tokens, in order of arrival. Returns what it begins with.
@@ -152,21 +222,3 @@ class EntryPoint:
             return (self._reuse.open(wanted, num_tokens),)
         except KvFull:
             return None
-
-
-async def _until_done(task: asyncio.Task[None], events: asyncio.Queue[Event]) -> AsyncGenerator[Emitted, None]:
-    """What a task puts into its queue, until the task has ended and the queue is empty. Raises what the task raised."""
-    task.add_done_callback(lambda _: _wake(events))
-    while True:
-        if task.done() and events.empty():
-            break
-        event = await events.get()
-        if isinstance(event, Emitted):
-            yield event
-    if not task.cancelled():
-        task.result()
-
-
-def _wake(events: asyncio.Queue[Event]) -> None:
-    if not events.full():
-        events.put_nowait(None)

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
-from meshnet.errors import BadFrame, Draining, NextHopFailed, PositionMismatch
+from meshnet.errors import BadFrame, BrokenLayers, BrokenNode, Draining, NextHopFailed, NotFinite, PositionMismatch
 from meshnet.model import LayerRange
 from meshnet.topology import Hop
 from meshnet.wire import FrameHeaders, Prefix
 from services.node.changes import Changes
+from services.node.core.broken import BrokenSteps
 from services.node.core.members import LostNode
 from services.node.core.sessions import Piece, SessionTable
 from services.node.core.shards import ShardTable
-from services.node.core.work import Buffer, ForwardWork, PromptWork, Segment, SessionKey
+from services.node.core.work import Buffer, ForwardWork, PromptWork, Segment, SessionKey, rows_of
 from services.node.peers import Peers
 from services.node.returns import Returns
 from services.node.runner import Runner
@@ -38,9 +41,12 @@ class Forwarding:
         peers: Peers,
         reorder_timeout: float,
         *,
+        node_id: str = "",
         keeps: bool = True,
+        on_broken: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """`keeps`: whether KV caches of ended sessions are kept when that is asked for."""
+        """`keeps`: whether KV caches of ended sessions are kept when that is asked for. `on_broken` is called with a
+        model whose layers here are to be given up."""
         self.shards = shards
         self.sessions = sessions
         self.runner = runner
@@ -48,7 +54,10 @@ class Forwarding:
         self.changes = Changes()
         self.returns = Returns()
         self.draining = False
+        self._node_id = node_id
         self._keeps = keeps
+        self._broken = BrokenSteps()
+        self._on_broken = on_broken
         self._confirming: set[asyncio.Future[Buffer]] = set()
         self._reorder_timeout = reorder_timeout
 
@@ -65,26 +74,25 @@ class Forwarding:
         positions = await self.accept(
             pieces, first_chunk=frame.chunk_index == 0, entry=frame.entry, prefix=frame.prefix
         )
-        returns = frame.positions if frame.returns is None else frame.returns
         # What is sent on must be whole; what is answered is what was asked for.
-        num_returned = frame.positions if frame.route else returns
+        num_returned = frame.positions if frame.route else frame.num_returned
         segments = [
             Segment(piece.key, position, piece.num_tokens, num_returned)
             for piece, position in zip(pieces, positions, strict=True)
         ]
-        rows = memoryview(body).cast("B")
-        row_bytes = rows.nbytes // frame.rows
         # A work for each row, so that one that cannot be run does not take the others with it.
         works = [
-            ForwardWork(model_id, layers, (segment,), rows[index * row_bytes : (index + 1) * row_bytes])
-            for index, segment in enumerate(segments)
+            ForwardWork(model_id, layers, (segment,), row)
+            for segment, row in zip(segments, rows_of(body, frame.rows), strict=True)
         ]
         outputs = await self.run_all(works)
         hidden = outputs[0] if len(outputs) == 1 else b"".join(outputs)
-        answer = FrameHeaders(frame.rows, returns, frame.hidden, frame.sessions, frame.chunk_index, frame.chunk_total)
+        answer = FrameHeaders(
+            frame.rows, frame.num_returned, frame.hidden, frame.sessions, frame.chunk_index, frame.chunk_total
+        )
         if frame.route:
             self._check_still_open(pieces)
-            hidden = await self.send_on(replace(frame, model=model_id, cached=positions), frame.route, hidden)
+            hidden = await self.send_on(frame, frame.route, hidden, model=model_id, cached=positions)
         elif frame.ticket and frame.entry and await self.peers.deliver(frame.entry, frame.ticket, answer, hidden):
             hidden = b""
         # What the entry node has already does not go back through the hops.
@@ -125,7 +133,10 @@ class Forwarding:
         """The results of works that belong into one step, if it has room for all. Raises the first error among them."""
         futures = self.runner.submit_all(works)
         try:
-            await asyncio.wait(futures)
+            # Those of one step are done at once, so there is one wait.
+            for future in futures:
+                with contextlib.suppress(Exception):
+                    await future
         except asyncio.CancelledError:
             for future in futures:
                 future.cancel()
@@ -133,14 +144,25 @@ class Forwarding:
         failed = [(work, error) for work, future in zip(works, futures, strict=True) if (error := future.exception())]
         if failed:
             self.close([segment.key for work, _ in failed for segment in work.segments])
-            raise failed[0][1]
+            work, error = failed[0]
+            raise self.blamed_here(error, work.segments[0].key) if isinstance(error, BrokenLayers) else error
         return [future.result() for future in futures]
 
-    async def send_on(self, frame: FrameHeaders, route: tuple[Hop, ...], hidden: Buffer) -> Buffer:
+    def blamed_here(self, error: BrokenLayers, key: SessionKey) -> BrokenNode:
+        """What others are told of it."""
+        log.error("session %s: %s", key.session, error)
+        if self._broken.add(key.model_id, key.session, time.monotonic()):
+            self._on_broken(key.model_id)
+        return BrokenNode(f"node {self._node_id}: {error}", self._node_id)
+
+    async def send_on(self, frame: FrameHeaders, route: tuple[Hop, ...], hidden: Buffer, **changes: Any) -> Buffer:
         """Sends what this node made of a frame to the next hop and returns what the route answers: nothing, if that
-        went to the entry node by ticket."""
-        onward = replace(frame, layers=route[0].layers, route=route[1:])
-        return await self.peers.send(route[0], onward, hidden)
+        went to the entry node by ticket. `changes`: of the frame, beside layers and route."""
+        onward = replace(frame, layers=route[0].layers, route=route[1:], **changes)
+        try:
+            return await self.peers.send(route[0], onward, hidden)
+        except NotFinite as error:
+            raise BrokenNode(f"node {self._node_id} sent on: {error}", self._node_id) from error
 
     async def send_and_return(self, frame: FrameHeaders, route: tuple[Hop, ...], hidden: Buffer) -> Buffer:
         """As `send_on`, for a frame that begins here. What comes back of a longer route comes straight from its end,
@@ -148,7 +170,7 @@ class Forwarding:
         if len(route) == 1 or not frame.returns:
             return await self.send_on(frame, route, hidden)
         with self.returns.expect(frame.rows, frame.returns, frame.hidden) as expected:
-            sending = asyncio.ensure_future(self.send_on(replace(frame, ticket=expected.ticket), route, hidden))
+            sending = asyncio.ensure_future(self.send_on(frame, route, hidden, ticket=expected.ticket))
             try:
                 await asyncio.wait([sending, expected.outcome], return_when=asyncio.FIRST_COMPLETED)
                 if not expected.outcome.done():

@@ -12,85 +12,38 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Iterable, Iterator
 from collections.abc import Sequence as Items
-from dataclasses import dataclass, replace
-from enum import StrEnum
+from dataclasses import replace
 
-from meshnet.errors import InvalidRequest, PositionMismatch
-from meshnet.topology import DeployedModel, Hop
+from meshnet.chunks import MAX_CHUNKS_IN_FLIGHT, chunk_tokens
+from meshnet.errors import PositionMismatch
+from meshnet.topology import Hop
 from meshnet.wire import FrameHeaders, Prefix
-from services.node.core.drafts import Uniforms
+from services.node.constraint import Constraint
+from services.node.core.batching import DECODED_TOKENS
+from services.node.core.choices import Allowed, Choice
+from services.node.core.history import History
+from services.node.core.request import Emitted, FinishReason, GenerationRequest
 from services.node.core.sessions import Piece
 from services.node.core.speculation import DraftCounts, DraftLimit, Drafts, FixedLimit
-from services.node.core.work import Buffer, PromptWork, SampleWork, Sampling, Segment, SessionKey
+from services.node.core.work import Buffer, PromptWork, Segment, SessionKey, rows_of
+from services.node.drawing import Draws, draw
 from services.node.forwarding import Forwarding
 from services.node.lane import Lane, Lanes
+from services.node.scoring import PromptScores
 
-CHUNK_TOKENS = 128
-# While others decode here: they wait for a chunk in each step, and a step of so many tokens takes hardly longer.
-BUSY_CHUNK_TOKENS = 32
-# Chunks of one prompt under way at once: enough to keep a long pipeline full, few enough to bound its memory.
-MAX_CHUNKS_IN_FLIGHT = 16
-GREEDY = Sampling()
+# While others decode here: they wait for one with each of their frames, on every hop. With 16 tokens behind a prompt of
+# 4,000 a step takes twice as long as without.
+BUSY_CHUNK_TOKENS = 12
 
 log = logging.getLogger(__name__)
-
-
-class FinishReason(StrEnum):
-    STOP = "stop"
-    LENGTH = "length"
-
-
-@dataclass(frozen=True, slots=True)
-class GenerationRequest:
-    """`seed` None draws a fresh one. A token of `stop_token_ids` is emitted and ends the generation."""
-
-    request_id: str
-    model_id: str
-    prompt: tuple[int, ...]
-    max_new_tokens: int
-    sampling: Sampling = GREEDY
-    seed: int | None = None
-    stop_token_ids: frozenset[int] = frozenset()
-
-
-@dataclass(frozen=True, slots=True)
-class Emitted:
-    """A token, and in the last event why there are no more. In the first: tokens of the prompt that were reused."""
-
-    token_id: int
-    finish_reason: FinishReason | None
-    cached_tokens: int = 0
-
-
-def check_request(request: GenerationRequest, model: DeployedModel, kv_capacity: int) -> None:
-    """Raises InvalidRequest, with what is right, for anything that could not be generated.
-
-    `kv_capacity` is the room of an empty KV cache here, in tokens.
-    """
-    prompt_tokens, total = len(request.prompt), len(request.prompt) + request.max_new_tokens
-    if not request.prompt:
-        raise InvalidRequest("the prompt is empty: it needs at least one token")
-    if request.max_new_tokens < 1:
-        raise InvalidRequest("max_new_tokens must be at least 1")
-    limit = min(model.context_length, kv_capacity)
-    if total > limit:
-        raise InvalidRequest(
-            f"{prompt_tokens} prompt tokens and {request.max_new_tokens} new ones are {total}, the limit is {limit}"
-        )
-    if (largest := max(request.prompt)) >= model.manifest.vocab_size:
-        raise InvalidRequest(f"token id {largest} is not in the vocabulary of {model.manifest.vocab_size} tokens")
-    sampling = request.sampling
-    if not sampling.temperature >= 0 or sampling.temperature == float("inf"):
-        raise InvalidRequest(f"temperature {sampling.temperature} must be a number of at least 0")
-    if not 0 < sampling.top_p <= 1:
-        raise InvalidRequest(f"top_p {sampling.top_p} must be over 0 and at most 1")
 
 
 class Sequence:
     """One admitted session: runs its tokens through the route and draws new ones.
 
     `route` begins with this node. The session must have been opened in the session table, with `prefix` if it has one.
-    `limit`: how much to draft, default nothing. `num_cached`: tokens of the prompt that all nodes are known to have.
+    `limit`: how much to draft, default nothing. `constraint`: of the request's grammar, if it has one. `num_cached`:
+    tokens of the prompt that all nodes are known to have.
     """
 
     def __init__(
@@ -100,17 +53,20 @@ class Sequence:
         forwarding: Forwarding,
         lanes: Lanes,
         limit: DraftLimit | None = None,
+        constraint: Constraint | None = None,
     ) -> None:
         self._request = request
+        self._constraint = constraint
         self._forwarding = forwarding
         self._lanes = lanes
-        self._route = route
+        self.route = route
         self._node_id = route[0].node_id
         self._layers = route[0].layers
         self._behind = route[1:]
         self._hidden_size = forwarding.shards.manifest(request.model_id).hidden_size
-        self._uniforms = Uniforms(random.Random(request.seed))  # noqa: S311 (draws that a seed repeats, no secret)
+        self._history = History(request, random.Random(request.seed))  # noqa: S311 (draws that a seed repeats, no secret)
         self._drafts = Drafts(request.prompt, limit or FixedLimit(0))
+        self._scores = _scores(request, forwarding) if request.prompt_logprobs else None
         self.key = SessionKey(request.request_id, request.model_id, self._layers)
         self.prefix: Prefix | None = None
         self.prefix_lost = False
@@ -127,27 +83,42 @@ class Sequence:
         return (*prompt, *emitted[:-1]) if emitted else prompt[: self.num_cached]
 
     async def tokens(self) -> AsyncIterator[Emitted]:
-        """New tokens as they are drawn; the last one has a finish reason."""
+        """New tokens as they are drawn; the last one has a finish reason. If none is asked for, one event without."""
         hidden = await self._prefill(self._request.prompt)
-        lane = self._lanes.join(self._request.model_id, self._route)
+        prompt_logprobs = self._scores.logprobs() if self._scores else ()
+        if not self._request.max_new_tokens:
+            yield Emitted(None, FinishReason.LENGTH, prompt_logprobs=prompt_logprobs)
+            return
+        draft, allowed = await self._allowed(())
+        if _is_over(allowed):
+            yield Emitted(None, FinishReason.STOP, prompt_logprobs=prompt_logprobs)
+            return
+        lane = self._lanes.join(self._request.model_id, self.route)
         count = 0
-        draft: tuple[int, ...] = ()
         try:
-            drawn = await self._draw(hidden, 1)
+            drawn: Items[Choice | BaseException] = await draw(
+                self._forwarding.runner, self._draws(draft, allowed).works(self._request.model_id, hidden)
+            )
             while True:
-                for token in _until_failed(self._drafts.settle(draft, drawn)):
+                for choice in _until_failed(self._drafts.settle(draft, drawn)):
+                    token = choice.token_id
                     count += 1
                     self._emitted(token)
                     reason = self._finish_reason(token, count)
-                    yield Emitted(token, reason)
+                    logprobs_once = prompt_logprobs if count == 1 else ()
+                    yield Emitted(token, reason, logprobs=choice.logprobs, prompt_logprobs=logprobs_once)
                     if reason:
                         return
                 # No more than may be emitted behind the next token: for that many there is room on all hops.
                 room = self._request.max_new_tokens - count - 1
-                draft = self._drafts.next(room, lane.cost, lane.num_rows)
-                drawn = await self._step(lane, (token, *draft), len(self._request.prompt) + count - 1)
+                draft, allowed = await self._allowed(self._drafts.next(room, lane.cost, lane.num_rows))
+                if _is_over(allowed):
+                    yield Emitted(None, FinishReason.STOP)
+                    return
+                position = len(self._request.prompt) + count - 1
+                drawn = await self._step(lane, (token, *draft), position, self._draws(draft, allowed))
         finally:
-            self._lanes.leave(self._request.model_id, self._route)
+            self._lanes.leave(self._request.model_id, self.route)
             log.debug("generation %s: %s", self._request.request_id, self.draft_counts)
 
     @property
@@ -155,16 +126,29 @@ class Sequence:
         return self._drafts.counts
 
     def _emitted(self, token: int) -> None:
-        self._uniforms.emitted()
+        self._history.emitted(token)
         self._drafts.emitted(token)
+        if self._constraint:
+            self._constraint.emitted(token)
 
-    async def _step(self, lane: Lane, tokens: tuple[int, ...], position: int) -> list[int | BaseException]:
-        """Runs tokens through the route and draws one behind each."""
+    async def _allowed(self, draft: tuple[int, ...]) -> tuple[tuple[int, ...], Items[Allowed] | None]:
+        """As much of a draft as the grammar allows, and what it lets follow on the text and on each token of that."""
+        return await self._constraint.allowed(draft) if self._constraint else (draft, None)
+
+    async def _step(
+        self, lane: Lane, tokens: tuple[int, ...], position: int, draws: Draws
+    ) -> Items[Choice | BaseException]:
+        """Runs the last token and a draft through the route and draws one behind each."""
         started = time.monotonic()
-        step = await lane.step(self.key, tokens, position)
-        drawn = await self._draw(step.hidden, len(tokens))
+        step = await lane.step(self.key, tokens, position, draws)
         lane.cost.add(step.num_tokens, time.monotonic() - started, 1 / step.num_rows)
-        return drawn
+        return step.drawn
+
+    def _draws(self, draft: tuple[int, ...], allowed: Items[Allowed] | None) -> Draws:
+        """Behind the text as it is, and behind each token of a draft."""
+        history, request = self._history, self._request
+        uniforms = history.uniforms(1 + len(draft))
+        return Draws(request.sampling, uniforms, history.places(draft, allowed), request.top_logprobs)
 
     def _finish_reason(self, token: int, count: int) -> FinishReason | None:
         if token in self._request.stop_token_ids:
@@ -184,15 +168,17 @@ class Sequence:
 
     async def _run_prompt(self, tokens: tuple[int, ...], begin: int) -> Buffer:
         """Runs the prompt from `begin` on; chunk i+1 leaves while chunk i is still travelling."""
-        size = BUSY_CHUNK_TOKENS if self._lanes.are_busy(self._request.model_id) else CHUNK_TOKENS
-        starts = range(begin, len(tokens), size)
+        is_busy = self._lanes.are_busy(self._request.model_id)
+        starts = self._starts(begin, BUSY_CHUNK_TOKENS if is_busy else None)
         under_way: deque[asyncio.Task[Buffer]] = deque()
         try:
             for index, start in enumerate(starts):
                 # Behind a prefix nothing leaves before all nodes are known to have that.
                 if len(under_way) == MAX_CHUNKS_IN_FLIGHT or (begin and index == 1):
                     await under_way.popleft()
-                chunk = tokens[start : start + size]
+                if is_busy:
+                    await self._lanes.beside_frame(self._request.model_id)
+                chunk = tokens[start : starts[index + 1] if index + 1 < len(starts) else None]
                 local = await self._run_local(chunk, start, last=index + 1 == len(starts))
                 send = self._send_on(local, len(chunk), start, chunk=(index, len(starts)))
                 under_way.append(asyncio.create_task(send))
@@ -204,19 +190,32 @@ class Sequence:
                 task.cancel()
             await asyncio.gather(*under_way, return_exceptions=True)
 
+    def _starts(self, begin: int, size: int | None) -> list[int]:
+        """Where chunks begin. What was generated before goes in steps as short as those that it came of: longer ones
+        round otherwise, and what follows would not be to the bit what it was to be."""
+        total = len(self._request.prompt)
+        generated = max(begin, total - self._request.num_generated)
+        size = size or chunk_tokens(generated - begin, len(self.route))
+        return [*range(begin, generated, size), *range(generated, total, DECODED_TOKENS)]
+
     async def _run_local(self, tokens: tuple[int, ...], position: int, *, last: bool) -> Buffer:
         await self._forwarding.accept([Piece(self.key, position, len(tokens))], first_chunk=True)
-        num_returned = len(tokens) if self._behind else int(last)
+        num_returned = len(tokens) if self._behind or self._scores else int(last)
         segment = Segment(self.key, position, len(tokens), num_returned)
         return await self._forwarding.run(PromptWork(self._request.model_id, self._layers, (segment,), tokens))
 
     async def _send_on(self, hidden: Buffer, num_tokens: int, position: int, chunk: tuple[int, int]) -> Buffer:
+        """Of the last chunk, the last position's output."""
         if self._behind:
             hidden = await self._pass_on(hidden, num_tokens, position, chunk)
         self.num_cached = max(self.num_cached, position + num_tokens)
+        if self._scores:
+            await self._scores.add(hidden, position, num_tokens)
+            return rows_of(hidden, num_tokens)[-1]
         return hidden
 
     async def _pass_on(self, hidden: Buffer, num_tokens: int, position: int, chunk: tuple[int, int]) -> Buffer:
+        is_last = chunk[0] + 1 == chunk[1]
         frame = FrameHeaders(
             rows=1,
             positions=num_tokens,
@@ -226,24 +225,11 @@ class Sequence:
             chunk_total=chunk[1],
             model=self._request.model_id,
             cached=(position,),
-            returns=int(chunk[0] + 1 == chunk[1]),
+            returns=num_tokens if self._scores else int(is_last),
             entry=self._node_id,
             prefix=self.prefix if self.num_reused and position == self.num_reused else None,
         )
         return await self._forwarding.send_and_return(frame, self._behind, hidden)
-
-    async def _draw(self, hidden: Buffer, count: int) -> list[int | BaseException]:
-        """A token behind each of so many positions, each with the draw that is its own, or why there is none."""
-        rows = memoryview(hidden).cast("B")
-        size = rows.nbytes // count
-        works = [
-            SampleWork(self._request.model_id, rows[index * size : (index + 1) * size], self._request.sampling, uniform)
-            for index, uniform in enumerate(self._uniforms.next(count))
-        ]
-        outcomes: list[int | BaseException] = await asyncio.gather(
-            *self._forwarding.runner.submit_all(works), return_exceptions=True
-        )
-        return outcomes
 
     async def close(self, num_kept: int = 0) -> None:
         """Frees the session on every hop, or keeps its first tokens."""
@@ -259,11 +245,20 @@ class Sequence:
         if replace(self.key, session=self.prefix.session) not in self._forwarding.sessions:
             await self._forwarding.free(self.prefix.session, self._behind)
         if self.key not in self._forwarding.sessions:
-            self._forwarding.open(self.key, len(self._request.prompt) + self._request.max_new_tokens)
+            self._forwarding.open(self.key, self._request.num_tokens)
 
 
-def _until_failed(outcomes: Iterable[int | BaseException]) -> Iterator[int]:
-    """Tokens, up to the first draw that failed: raises what it failed with."""
+def _is_over(allowed: Items[Allowed] | None) -> bool:
+    """Whether the grammar has ended and no stop token can say so."""
+    return allowed is not None and allowed[0].is_nothing
+
+
+def _scores(request: GenerationRequest, forwarding: Forwarding) -> PromptScores:
+    return PromptScores(request.model_id, request.prompt, request.top_logprobs or 0, forwarding.runner)
+
+
+def _until_failed(outcomes: Iterable[Choice | BaseException]) -> Iterator[Choice]:
+    """Choices, up to the first draw that failed: raises what it failed with."""
     for outcome in outcomes:
         if isinstance(outcome, BaseException):
             raise outcome

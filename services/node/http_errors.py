@@ -10,7 +10,9 @@ from typing import Any
 from meshnet import wire
 from meshnet.errors import (
     BadFrame,
+    BrokenNode,
     Busy,
+    CorruptFrame,
     Draining,
     FrameTooLarge,
     HopFailure,
@@ -19,6 +21,7 @@ from meshnet.errors import (
     MeshnetError,
     NextHopFailed,
     NextHopTimeout,
+    NotFinite,
     PositionMismatch,
     UnknownModel,
     WireVersionMismatch,
@@ -27,9 +30,13 @@ from meshnet.errors import (
 
 _PLAIN: dict[str, type[MeshnetError]] = {
     kind.code: kind
-    for kind in (BadFrame, FrameTooLarge, InvalidRequest, UnknownModel, WireVersionMismatch, WrongLayers)
-}
+    for kind in (
+        BadFrame, CorruptFrame, FrameTooLarge, InvalidRequest, NotFinite, UnknownModel, WireVersionMismatch, WrongLayers
+    )
+}  # fmt: skip
+_HOP_FAILURES: dict[str, type[HopFailure]] = {kind.code: kind for kind in (BrokenNode, NextHopFailed, NextHopTimeout)}
 _MAX_MESSAGE_CHARS = 2000
+_CACHED_LENGTH, _FAILED_NODE = wire.CACHED_LENGTH.lower(), wire.FAILED_NODE.lower()
 
 
 def error_body(error: MeshnetError, node_id: str) -> bytes:
@@ -49,17 +56,17 @@ def error_headers(error: MeshnetError) -> dict[str, str]:
 
 
 def error_from_answer(status: int, headers: Mapping[str, str], body: bytes, node_id: str) -> MeshnetError:
-    """The error that a hop answered with. Whatever does not look like one of ours blames the hop itself."""
+    """The error that a hop answered with; names of its headers are lower-case. Whatever does not look like one of ours
+    blames the hop itself."""
     code, message, node = _parse(body)
     said = f"{message} (node {node or node_id})"
     if code == PositionMismatch.code:
-        return PositionMismatch(said, _integer(headers.get(wire.CACHED_LENGTH)))
+        return PositionMismatch(said, _integer(headers.get(_CACHED_LENGTH)))
     if code in {KvFull.code, Draining.code}:
         kind = KvFull if code == KvFull.code else Draining
-        return kind(said, float(_integer(headers.get("Retry-After")) or 1))
-    if code in {NextHopFailed.code, NextHopTimeout.code}:
-        failed = NextHopFailed if code == NextHopFailed.code else NextHopTimeout
-        return failed(message, headers.get(wire.FAILED_NODE) or node_id)
+        return kind(said, float(_integer(headers.get("retry-after")) or 1))
+    if code in _HOP_FAILURES:
+        return _HOP_FAILURES[code](message, headers.get(_FAILED_NODE) or node_id)
     if code in _PLAIN:
         return _PLAIN[code](said)
     return NextHopFailed(f"node {node_id} answered HTTP {status}: {message}", node_id)

@@ -1,5 +1,6 @@
 """The HTTP face of a node: POST /forward and /returns/{ticket}, DELETE /sessions/{uuid}, POST /echo, GET /health, and
-weights for other nodes (see file_server). It only translates."""
+weights for other nodes (see file_server). It only translates. Frames are taken in by `services.node.http`, which leaves
+all else to what is here."""
 
 from __future__ import annotations
 
@@ -18,7 +19,9 @@ from services.node.config import NodeConfig
 from services.node.fetching.mesh_weights import MeshWeights
 from services.node.file_server import FileServer
 from services.node.forwarding import Forwarding
-from services.node.http_errors import error_body, error_headers
+from services.node.frames import Frames
+from services.node.http.messages import FORWARD, RETURNS, SESSIONS, Answer
+from services.node.http.server import IDLE_SECONDS, FrameServer
 
 log = logging.getLogger(__name__)
 
@@ -42,65 +45,50 @@ class HttpServer:
         weights: MeshWeights | None = None,
     ) -> None:
         self._node_id = config.node_id
-        self._max_frame_bytes = config.max_frame_bytes
+        self._frames = Frames(config.node_id, forwarding, config.max_frame_bytes)
         self._body_timeout = config.body_timeout
-        self._forwarding = forwarding
         self._health = health
         app = web.Application(middlewares=[self._errors])
-        app.router.add_post("/forward", self._forward)
-        app.router.add_post("/returns/{ticket}", self._take_return)
-        app.router.add_delete("/sessions/{session}", self._free)
+        app.router.add_post(FORWARD, self._take_frame)
+        app.router.add_post(RETURNS + "{ticket}", self._take_frame)
+        app.router.add_delete(SESSIONS + "{session}", self._free)
         app.router.add_post("/echo", self._echo)
         app.router.add_get("/health", self._get_health)
         FileServer(config.models, weights).add_routes(app.router)
         self._runner = web.AppRunner(
             app,
             access_log=None,
-            keepalive_timeout=75,
+            keepalive_timeout=IDLE_SECONDS,
             read_bufsize=READ_BUFFER_BYTES,
             shutdown_timeout=1,
             max_line_size=wire.MAX_FIELD_CHARS,
             max_field_size=wire.MAX_FIELD_CHARS,
             auto_decompress=False,
         )
+        self._server: FrameServer | None = None
 
     async def start(self, listen: str) -> str:
         """Begins to serve; returns the `host:port` that it really listens at. Raises OSError if it cannot."""
         host, port = split_address(listen)
         await self._runner.setup()
-        site = web.TCPSite(self._runner, host, port)
-        await site.start()
-        return join_address(host, self._runner.addresses[0][1])
+        assert self._runner.server, "it is set up"
+        self._server = FrameServer(self._frames, self._runner.server, self._body_timeout)
+        return join_address(host, await self._server.start(host, port))
 
     async def stop(self) -> None:
+        if self._server:
+            await self._server.stop()
         await self._runner.cleanup()
 
-    async def _forward(self, request: web.Request) -> web.Response:
-        frame = wire.parse_headers(request.headers)
-        if frame.num_bytes > self._max_frame_bytes:
-            raise FrameTooLarge(
-                f"a frame of {frame.num_bytes} bytes is over this node's limit of {self._max_frame_bytes}"
-            )
-        body = wire.decode_body(frame, await self._read_body(request, wire.max_body_bytes(frame)))
-        answer, hidden = await self._forwarding.forward(replace(frame, encoding=None), body)
-        answer = replace(answer, encoding=frame.encoding)
-        return web.Response(body=wire.encode_body(hidden, answer.encoding), headers=wire.format_headers(answer))
-
-    async def _take_return(self, request: web.Request) -> web.Response:
-        """What the last hop of a route made of a frame that began here."""
-        ticket, frame = request.match_info["ticket"], wire.parse_response_headers(request.headers)
-        returns = self._forwarding.returns
-        returns.check(ticket, frame)
-        body = await self._read_body(request, wire.max_body_bytes(frame))
-        returns.deliver(ticket, wire.decode_body(frame, body))
-        return web.Response(status=204, headers={wire.VERSION: str(wire.WIRE_VERSION)})
+    async def _take_frame(self, request: web.Request) -> web.Response:
+        """A frame as `FrameServer` does not read it: in pieces, say, or after a request for something else."""
+        admitted = self._frames.admit(request.path, wire.Fields.of(request.headers.items()))
+        body = await self._read_body(request, admitted.max_bytes)
+        return _response(await self._frames.answer(admitted, body))
 
     async def _free(self, request: web.Request) -> web.Response:
-        session = wire.parse_session(request.match_info["session"])
-        asked = request.headers.getall(wire.KEEP, [])
-        keep = wire.parse_keep(", ".join(asked) if asked else None)
-        await self._forwarding.free(session, wire.parse_route(request.headers.get(wire.ROUTE, "")), keep)
-        return web.Response(status=204, headers={wire.VERSION: str(wire.WIRE_VERSION)})
+        asked = wire.Fields.of(request.headers.items())
+        return _response(await self._frames.answer(self._frames.admit(request.path, asked), b""))
 
     async def _echo(self, request: web.Request) -> web.Response:
         """Takes a body in and answers with as many bytes as `answer_bytes` in the query asks for. Nothing else."""
@@ -154,9 +142,8 @@ class HttpServer:
             return self._answer(MeshnetError("this node failed on the request; its log says why"), 500)
 
     def _answer(self, error: MeshnetError, status: int) -> web.Response:
-        return web.Response(
-            status=status,
-            body=error_body(error, self._node_id),
-            content_type="application/json",
-            headers=error_headers(error),
-        )
+        return _response(replace(self._frames.refusal(error), status=status))
+
+
+def _response(answer: Answer) -> web.Response:
+    return web.Response(status=answer.status, headers=answer.fields, body=answer.body)

@@ -10,10 +10,12 @@ from dataclasses import dataclass
 from meshnet.errors import HopFailure
 from meshnet.routing import Route
 from meshnet.wire import BYTES_PER_ELEMENT, FrameHeaders
+from services.node.core.choices import Choice
 from services.node.core.lanes import rows_for_next_frame, rows_of_equal_length, share_of_sessions
 from services.node.core.sessions import Piece
 from services.node.core.speculation import StepCost
-from services.node.core.work import Buffer, PromptWork, Segment, SessionKey
+from services.node.core.work import Buffer, PromptWork, Segment, SessionKey, rows_of
+from services.node.drawing import Draws, draw
 from services.node.forwarding import Forwarding
 
 # A frame that is not back by then is stuck, and those in it are lost anyway.
@@ -24,22 +26,23 @@ ROUTES_REMEMBERED = 64
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What a route has made of tokens of a session: bfloat16 `[tokens, hidden]`. They went with those of others:
+    """What was drawn behind each token of a session, or why there is nothing. They went with those of others:
     `num_rows` sessions with `num_tokens` tokens, this one among them."""
 
-    hidden: Buffer
+    drawn: Sequence[Choice | BaseException]
     num_rows: int
     num_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """The token that a session has drawn last, drafts behind it, and who waits for what the route makes of them."""
+    """The token that a session has drawn last, drafts behind it, how to draw behind each, and who waits for that."""
 
     key: SessionKey
     tokens: tuple[int, ...]
     position: int
-    output: asyncio.Future[Step]
+    draws: Draws
+    step: asyncio.Future[Step]
 
 
 class Lane:
@@ -52,6 +55,7 @@ class Lane:
         self._num_sessions = 0
         self._ready: deque[_Row] = deque()
         self._frames: set[asyncio.Task[None]] = set()
+        self._chunks: deque[asyncio.Future[None]] = deque()
         self._is_due = False
         self.cost = cost
 
@@ -72,28 +76,42 @@ class Lane:
         self._num_sessions -= 1
         self._wake()
 
-    async def step(self, key: SessionKey, tokens: tuple[int, ...], position: int) -> Step:
-        """Runs a few tokens of a session through the route. Raises what the route failed with.
+    async def step(self, key: SessionKey, tokens: tuple[int, ...], position: int, draws: Draws) -> Step:
+        """Runs a few tokens of a session through the route and draws one behind each. Raises what the route failed
+        with.
 
         A session that is cancelled meanwhile waits until its frame is back: freed on the way, it would take the others
         in the frame with it.
         """
-        row = _Row(key, tokens, position, asyncio.get_running_loop().create_future())
+        row = _Row(key, tokens, position, draws, asyncio.get_running_loop().create_future())
         # Nobody may be there any more to hear of an error.
-        row.output.add_done_callback(lambda output: output.cancelled() or output.exception())
+        row.step.add_done_callback(lambda step: step.cancelled() or step.exception())
         self._ready.append(row)
         self._wake()
         try:
-            return await asyncio.shield(row.output)
+            return await asyncio.shield(row.step)
         except asyncio.CancelledError:
             await self._give_up(row)
             raise
 
+    async def beside_frame(self) -> None:
+        """Returns when a chunk of a prompt may leave: beside a frame, so that both are one step, or when there is none.
+        Else those that decode would wait for a step with the frame and for one with the chunk, on every hop."""
+        if not self._frames and not self._ready:
+            return
+        turn = asyncio.get_running_loop().create_future()
+        self._chunks.append(turn)
+        try:
+            await turn
+        finally:
+            if turn in self._chunks:
+                self._chunks.remove(turn)
+
     async def _give_up(self, row: _Row) -> None:
         if row in self._ready:
             self._ready.remove(row)
-        elif not row.output.done():
-            await asyncio.wait([row.output], timeout=GIVE_UP_SECONDS)
+        elif not row.step.done():
+            await asyncio.wait([row.step], timeout=GIVE_UP_SECONDS)
 
     def _wake(self) -> None:
         """Those whose tokens were drawn in the same step become ready one after the other, and leave together."""
@@ -108,6 +126,16 @@ class Lane:
             task = asyncio.create_task(self._run(rows))
             self._frames.add(task)
             task.add_done_callback(self._frame_is_back)
+            # One; but where prompts crowd, those that decode wait for more.
+            self._let_go(max(1, len(self._chunks) // 2))
+        if not self._frames:
+            self._let_go(len(self._chunks))
+
+    def _let_go(self, num_chunks: int) -> None:
+        for _ in range(min(num_chunks, len(self._chunks))):
+            turn = self._chunks.popleft()
+            if not turn.done():
+                turn.set_result(None)
 
     def _frame_is_back(self, task: asyncio.Task[None]) -> None:
         self._frames.discard(task)
@@ -126,10 +154,25 @@ class Lane:
                 # One of them may be the reason. A step that is run again is cut back first, so it does no harm.
                 await asyncio.gather(*(self._run([row]) for row in rows))
         else:
-            num_tokens = sum(len(row.tokens) for row in rows)
-            for row, output in zip(rows, outputs, strict=True):
-                if not row.output.done():
-                    row.output.set_result(Step(output, len(rows), num_tokens))
+            await self._draw(rows, outputs)
+
+    async def _draw(self, rows: Sequence[_Row], outputs: Sequence[Buffer]) -> None:
+        """The frame counts as under way until tokens are drawn: then those in it are ready again, all at once, and
+        leave with whoever waits. Were its place free before, others would leave alone, and never again meet these."""
+        drawn = await draw(
+            self._forwarding.runner,
+            [
+                work
+                for row, hidden in zip(rows, outputs, strict=True)
+                for work in row.draws.works(self._model_id, hidden)
+            ],
+        )
+        begin = 0
+        for row in rows:
+            end = begin + len(row.tokens)
+            if not row.step.done():
+                row.step.set_result(Step(drawn[begin:end], len(rows), len(drawn)))
+            begin = end
 
     async def _forward(self, rows: Sequence[_Row]) -> Sequence[Buffer]:
         forwarding = self._forwarding
@@ -167,9 +210,7 @@ class Lane:
             entry=self._route[0].node_id,
         )
         answer = await self._forwarding.send_and_return(frame, self._route[1:], b"".join(hidden))
-        whole = memoryview(answer).cast("B")
-        size = whole.nbytes // len(rows)
-        return [whole[start : start + size] for start in range(0, whole.nbytes, size)]
+        return rows_of(answer, len(rows))
 
 
 class Lanes:
@@ -183,6 +224,12 @@ class Lanes:
     def are_busy(self, model_id: str) -> bool:
         """Whether sessions of the model decode here."""
         return any(model == model_id for model, _ in self._lanes)
+
+    async def beside_frame(self, model_id: str) -> None:
+        """As `Lane.beside_frame`, in the one of the model's lanes that most sessions share, if there is any."""
+        lanes = [lane for (model, _), lane in self._lanes.items() if model == model_id]
+        if lanes:
+            await max(lanes, key=lambda lane: lane.num_rows).beside_frame()
 
     def join(self, model_id: str, route: Route) -> Lane:
         """The lane of a route, with one more session in it."""
@@ -209,8 +256,8 @@ class Lanes:
 
 def _fail(rows: Sequence[_Row], error: BaseException) -> None:
     for row in rows:
-        if not row.output.done():
-            row.output.set_exception(error)
+        if not row.step.done():
+            row.step.set_exception(error)
 
 
 def _unless_failed(answers: Sequence[list[Buffer] | BaseException]) -> list[list[Buffer]]:

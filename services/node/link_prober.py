@@ -43,6 +43,10 @@ class LinkProber:
     def links(self) -> tuple[Link, ...]:
         return self._table.links()
 
+    def bytes_per_second(self, node_id: str) -> float | None:
+        """Of the way to a node, if it has been measured."""
+        return self._table.bytes_per_second(node_id)
+
     async def run(self) -> None:
         """Measures for ever, once this node is a member."""
         while True:

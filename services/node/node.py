@@ -63,14 +63,21 @@ class NodeServer:
         self._runner = Runner(executor, lambda works, seconds: self._measuring.observe(works, seconds))
         self._tracker = TrackerClient(config.tracker_address, config.node_id, uuid.uuid4().hex)
         self._agent = Agent(self._tracker, self.describe, list(manifests.values()))
-        self._peers = Peers(lambda: self._agent.topology, config.compression, config.hop_timeout)
+        self._peers = Peers(
+            lambda: self._agent.topology,
+            config.compression,
+            config.hop_timeout,
+            lambda node_id: self._links.bytes_per_second(node_id),
+        )
         self._forwarding = Forwarding(
             self._shards,
             self._sessions,
             self._runner,
             self._peers,
             config.reorder_timeout,
+            node_id=config.node_id,
             keeps=config.prefix_reuse,
+            on_broken=lambda model_id: self._worker.give_up(model_id),
         )
         self._prober = Prober(
             config.node_id,
@@ -93,7 +100,7 @@ class NodeServer:
         self._measuring = Measuring(config, files_here, self._runner, self._shards, loads, self._agent.announce)
         self._mesh_weights = _mesh_weights(config, lambda: self._agent.topology, hub)
         self._worker = DirectiveWorker(
-            config, manifests, self._forwarding, self._agent.report, loads, self._mesh_weights
+            config, manifests, self._forwarding, self._agent.report, loads, self._mesh_weights, self._agent.announce
         )
         self._http = HttpServer(config, self._forwarding, self.health, self._mesh_weights)
         self._grpc = rpc.server()
@@ -117,6 +124,7 @@ class NodeServer:
                     self._worker.accept, self._on_topology, self._forwarding.node_lost, self._worker.forget_waiting
                 )
             )
+            group.create_task(self._peers.watch())
             group.create_task(self._links.run())
             group.create_task(self._prober.run())
             group.create_task(self._measuring.run())

@@ -7,15 +7,16 @@ import contextlib
 import logging
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from meshnet.errors import Busy, HopFailure, MeshnetError, UnknownModel
 from meshnet.hop_cost import NO_WISH, Wish
 from meshnet.routing import Route
 from meshnet.topology import DeployedModel, RouteProbe, Topology
-from services.node.core.probing import Probe, ProbeTable
+from services.node.core.probing import Probe, ProbeTable, said_of
+from services.node.core.request import GenerationRequest
 from services.node.forwarding import Forwarding
-from services.node.generation import GenerationRequest, Sequence
+from services.node.generation import Sequence
 from services.node.lane import Lanes
 
 log = logging.getLogger(__name__)
@@ -75,10 +76,21 @@ class Prober:
         """What is known of the routes that this node would use, at most one for each model."""
         return self._table.outcomes()
 
-    def route(self, model_id: str, wish: Wish = NO_WISH) -> Route:
-        """The route for a generation: the cheapest that is ready; any, if none is. Raises UnknownModel or
-        MissingLayers."""
-        return self._table.choose(self._topology(), model_id, wish)
+    def route(self, model_id: str, wish: Wish = NO_WISH, avoid: Collection[str] = ()) -> Route:
+        """The route for a generation: the cheapest that is ready; if none is, any that passes no node of `avoid`.
+        Raises UnknownModel or MissingLayers."""
+        return self._table.choose(self._topology(), model_id, wish, avoid)
+
+    def is_entry(self, model_id: str) -> bool:
+        """Whether routes of the model may begin here."""
+        node = self._topology().nodes.get(self._node_id)
+        return node is not None and 0 in node.layers(model_id)
+
+    def is_ready_elsewhere(self, model_id: str) -> bool:
+        """Whether another entry node says that a route of the model is ready."""
+        return any(
+            probe.ready and probe.hops[0].node_id != self._node_id for probe in self._topology().probes(model_id)
+        )
 
     def deployed(self, model_id: str) -> DeployedModel:
         """The model as the mesh serves it now. Raises UnknownModel."""
@@ -103,6 +115,8 @@ class Prober:
             self._table.postponed(probe, time.monotonic())
         except TimeoutError:
             self._failed(probe, f"no token came back through {_hops(probe.route)} within {timeout:g} s")
+        except HopFailure as error:
+            self._failed(probe, said_of(probe.route, error.node_id, str(error)))
         except MeshnetError as error:
             self._failed(probe, str(error))
         except Exception as error:
@@ -111,6 +125,8 @@ class Prober:
         else:
             log.debug("%s is ready: a token came through in %.3f s", _name(probe.model_id, probe.route), latency)
             self._table.succeeded(probe, latency, time.monotonic())
+            # Generations whose hop has failed wait for a route.
+            self._forwarding.changes.announce()
         self._tell()
         self.wake()
 

@@ -21,11 +21,12 @@ SETTLE_SECONDS = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """A new session on its route, and the names of the blocks that it may reuse."""
+    """A new session on its route, and the names of its blocks: those that it may begin with, if it `reuses` any."""
 
     key: SessionKey
     route: Route
     names: tuple[Name, ...]
+    reuses: bool = True
 
 
 class PrefixReuse:
@@ -37,14 +38,15 @@ class PrefixReuse:
         self._table = PrefixTable(secrets.token_bytes(32))
         self._ending: dict[SessionKey, asyncio.Task[None]] = {}
 
-    def wanted(self, key: SessionKey, route: Route, prompt: Items[int]) -> Wanted:
-        """Of a prompt its whole blocks, but never its last token, whose output is needed."""
-        return Wanted(key, route, self._table.names(key.model_id, prompt[:-1]) if self._enabled else ())
+    def wanted(self, key: SessionKey, route: Route, prompt: Items[int], *, reuses: bool = True) -> Wanted:
+        """Of a prompt its whole blocks, but never its last token, whose output is needed. `reuses` False: others may
+        begin with them, but this session computes them itself."""
+        return Wanted(key, route, self._table.names(key.model_id, prompt[:-1]) if self._enabled else (), reuses)
 
     async def until_settled(self, wanted: Wanted) -> None:
         """Waits for the end of the session that would be continued: its last token may have been read before its hops
         know that there are no more."""
-        match = self._table.find(wanted.route, wanted.names)
+        match = self._table.find(wanted.route, wanted.names) if wanted.reuses else None
         if match and (ending := self._ending.get(match.key)):
             await asyncio.wait([ending], timeout=SETTLE_SECONDS)
 
@@ -67,6 +69,11 @@ class PrefixReuse:
 
     async def end(self, wanted: Wanted, sequence: Sequence, emitted: Items[int], *, keep: bool) -> None:
         """Ends a session on all nodes of its route. What they all have of it is kept, if it is to be."""
+        # Cancelled or not, it comes to its end.
+        await asyncio.shield(self.begin_end(wanted, sequence, emitted, keep=keep))
+
+    def begin_end(self, wanted: Wanted, sequence: Sequence, emitted: Items[int], *, keep: bool) -> asyncio.Future[None]:
+        """As `end`, for those who have no time: a hop may be mute."""
         self._forget_lost(wanted, sequence)
         tokens = sequence.cached_tokens(emitted) if keep and self._enabled and not self._forwarding.draining else ()
         names = self._table.names(wanted.key.model_id, tokens)
@@ -74,15 +81,14 @@ class PrefixReuse:
         ending = asyncio.ensure_future(sequence.close(len(names) * BLOCK_TOKENS))
         self._ending[wanted.key] = ending
         ending.add_done_callback(lambda done: self._ended(wanted.key, done))
-        # Cancelled or not, it comes to its end.
-        await asyncio.shield(ending)
+        return ending
 
     def check_integrity(self) -> None:
         """Raises AssertionError if the table of prefixes does not add up."""
         self._table.check_integrity()
 
     def _find(self, wanted: Wanted) -> Prefix | None:
-        while match := self._table.find(wanted.route, wanted.names):
+        while wanted.reuses and (match := self._table.find(wanted.route, wanted.names)):
             if match.key != wanted.key and (prefix := self._prefix(match)):
                 return prefix
             # It has been given up, or is about to be written over.

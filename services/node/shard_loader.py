@@ -48,9 +48,16 @@ class ShardLoader:
         self._manifests = manifests
         self._forwarding = forwarding
         self._mesh_weights = mesh_weights
+        self._refused: dict[str, str] = {}
+
+    def refuse(self, model_id: str, reason: str) -> None:
+        """Nothing of that model is loaded any more."""
+        self._refused[model_id] = reason
 
     async def spec(self, directive: Directive) -> ShardSpec:
         """What to load. Raises LoadFailed, before anything starts, if this node cannot do it."""
+        if reason := self._refused.get(directive.model_id):
+            raise BadFiles(f"layers of {directive.model_id!r} were given up here: {reason}")
         return self._spec(directive, await self._manifest(directive))
 
     async def load(self, spec: ShardSpec, progress: Progress) -> Loaded:

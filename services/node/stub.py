@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from meshnet.errors import WrongLayers
+from meshnet.logprobs import TokenLogprobs
 from meshnet.model import LayerRange
-from meshnet.wire import BYTES_PER_ELEMENT
+from meshnet.wire import BYTES_PER_ELEMENT, Buffer
+from services.node.core.choices import Choice
 from services.node.core.work import (
     ForwardWork,
     FreeWork,
@@ -18,6 +20,7 @@ from services.node.core.work import (
     Result,
     ReuseWork,
     SampleWork,
+    ScoreWork,
     ShardSpec,
     Work,
 )
@@ -31,7 +34,7 @@ class StubShard:
 
 
 class StubExecutor:
-    """Answers every frame with zeros and every draw with token 0, whatever comes in."""
+    """Answers every frame with zeros and every draw with token 0, or the first of a grammar, whatever comes in."""
 
     def __init__(self) -> None:
         self._hidden_sizes: dict[str, int] = {}
@@ -69,6 +72,19 @@ class StubExecutor:
                 positions = sum(segment.num_returned for segment in work.segments)
                 return bytes(positions * self._hidden_sizes[work.model_id] * BYTES_PER_ELEMENT)
             case SampleWork():
-                return 0
+                token = 0 if work.place.allowed is None else _first(work.place.allowed)
+                return Choice(token, None if work.top_logprobs is None else _certain(token, work.top_logprobs))
+            case ScoreWork():
+                return tuple(_certain(target, work.top_logprobs) for target in work.targets)
             case FreeWork() | KeepWork() | ReuseWork():
                 return None
+
+
+def _certain(token: int, num_top: int) -> TokenLogprobs:
+    """There is no other."""
+    return TokenLogprobs(0.0, ((token, 0.0),) if num_top else ())
+
+
+def _first(allowed: Buffer) -> int:
+    bits = int.from_bytes(allowed, "little")
+    return (bits & -bits).bit_length() - 1

@@ -17,6 +17,7 @@ from benchmarks.estimate_error.calibration import (
 )
 from benchmarks.estimate_error.meshes import SESSIONS, Bare, steady_rate
 from benchmarks.streams import Stream
+from meshnet.chunks import CHUNK_TOKENS
 from meshnet.estimate.pipeline import FrameCosts, frame_seconds, tokens_per_second
 from meshnet.estimate.spec import parse_nodes
 from tests.meshnet.estimate.pipelines import pipeline
@@ -45,7 +46,7 @@ def test_steps_alone_and_at_once_are_a_machine() -> None:
     hardware = hardware_of(FOUND, MODEL)
     # Ten layers of 1000 bytes, 500 weights each.
     assert hardware.bytes_per_second == pytest.approx(10_000 / 0.1)
-    assert hardware.flops_per_second == pytest.approx(2 * 5000 * 128 / 0.1)
+    assert hardware.flops_per_second == pytest.approx(2 * 5000 * CHUNK_TOKENS / 0.1)
     assert hardware.measured is not None
     assert hardware.measured.decode.times(10).at(16) == pytest.approx(0.1)
     machine = machine_of(FOUND, MODEL)

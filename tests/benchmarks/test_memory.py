@@ -36,6 +36,7 @@ def test_weights_kv_cache_and_the_total_are_as_predicted(
     assert abs(row.loaded / (row.weights_held + row.kv_held) - 1) <= WEIGHTS_TOLERANCE, row
 
 
+@pytest.mark.slow
 def test_a_load_takes_the_shard_and_little_more_of_a_model_that_is_much_larger(tmp_path: Path) -> None:
     rows = dict(loading_peaks(tmp_path, 20 * 10**6))
     assert len(rows) == len(SHARES)

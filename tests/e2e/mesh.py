@@ -29,7 +29,7 @@ STOP_ALL_SECONDS = 60.0
 @dataclass(frozen=True)
 class NodeSpec:
     """A node to start. `vram` is a size as the command line takes it. `models` (ID=PATH): its own files, where they are
-    not those of the whole mesh; empty: it has none."""
+    not those of the whole mesh; empty: it has none. `prefix`: the command that starts it somewhere else than here."""
 
     node_id: str
     vram: str
@@ -38,6 +38,7 @@ class NodeSpec:
     stub: bool = False
     options: tuple[str, ...] = ()
     models: tuple[str, ...] | None = None
+    prefix: tuple[str, ...] = ()
 
 
 @dataclass
@@ -51,6 +52,8 @@ class Mesh:
     gateway: RunningProcess | None = None
     gateway_url: str = ""
     tracker_options: Sequence[str] = ()
+    tracker_front: str = ""
+    """The address by which nodes and gateway know the tracker, if that is not its own."""
 
     def restart_tracker(self) -> None:
         """Starts a new tracker in the place of one that was killed."""
@@ -79,12 +82,17 @@ class Mesh:
             pass
 
     def start_gateway(self, *, until_ready: bool = True) -> None:
-        self.gateway = start(
+        self.gateway = self.another_gateway(until_ready=until_ready)
+        self.gateway_url = self.gateway.match[1]
+
+    def another_gateway(self, *, until_ready: bool = True) -> RunningProcess:
+        """Which the mesh does not know of. Its address is the first group of `match`."""
+        gateway = start(
             [
                 "-m",
                 "services.gateway",
                 "--tracker",
-                self.tracker_address,
+                self.tracker_front or self.tracker_address,
                 "--listen",
                 "127.0.0.1:0",
                 *_model_options(self.models),
@@ -92,17 +100,21 @@ class Mesh:
             re.compile(r"listening on (http://\S+)"),
             START_SECONDS,
         )
-        self.gateway_url = self.gateway.match[1]
         if until_ready:
-            wait_until(self._gateway_is_ready, SETTLE_SECONDS, "the gateway's /health is ok")
-
-    def _gateway_is_ready(self) -> bool:
-        return bool(httpx.get(f"{self.gateway_url}/health", timeout=10).json().get("status") == "ok")
+            wait_until(lambda: _is_ready(gateway.match[1]), SETTLE_SECONDS, "the gateway's /health is ok")
+        return gateway
 
     def _start_node(self, spec: NodeSpec) -> RunningProcess:
         return start(
             [
-                *("-m", "services.node", "--tracker", self.tracker_address, "--listen", "127.0.0.1:0"),
+                *(
+                    "-m",
+                    "services.node",
+                    "--tracker",
+                    self.tracker_front or self.tracker_address,
+                    "--listen",
+                    "127.0.0.1:0",
+                ),
                 *("--node-id", spec.node_id, "--vram", spec.vram, "--quantization", spec.quantization),
                 *("--threads", "1", *["--tracker-node"] * spec.tracker_node, *["--stub"] * spec.stub),
                 *spec.options,
@@ -110,6 +122,7 @@ class Mesh:
             ],
             re.compile(r"listening on (\S+) \(gRPC (\S+)\)"),
             START_SECONDS,
+            prefix=spec.prefix,
         )
 
     def topology(self) -> Topology:
@@ -172,13 +185,17 @@ class Mesh:
         return body
 
     def wait_until_idle(self) -> None:
-        """Waits until no node has a session, and requires that all KV room is free then."""
-        wait_until(
-            lambda: all(self.health(node_id)["sessions"] == 0 for node_id in self.nodes), 30, "all sessions are freed"
-        )
-        for node_id in self.nodes:
-            for model_id, kv in self.health(node_id)["kv"].items():
-                assert kv["tokens_free"] == kv["tokens"], (node_id, model_id, kv)
+        """Waits until no node has a session. Whenever a node says that it has none, all its KV room must be free."""
+        wait_until(lambda: all(self._is_idle(node_id) for node_id in self.nodes), 30, "all sessions are freed")
+
+    def _is_idle(self, node_id: str) -> bool:
+        # One answer for both: a probe may begin between two.
+        health = self.health(node_id)
+        if health["sessions"]:
+            return False
+        for model_id, kv in health["kv"].items():
+            assert kv["tokens_free"] == kv["tokens"], (node_id, model_id, kv)
+        return True
 
     def logs(self) -> str:
         processes = {"tracker": self.tracker, **self.nodes}
@@ -215,6 +232,10 @@ def running_mesh(
             assert mesh.gateway
             stack.enter_context(mesh.gateway)
         yield mesh
+
+
+def _is_ready(gateway_url: str) -> bool:
+    return bool(httpx.get(f"{gateway_url}/health", timeout=10).json().get("status") == "ok")
 
 
 def _start_tracker(listen: str, options: Sequence[str]) -> RunningProcess:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import openai
@@ -15,15 +16,28 @@ STREAM_SECONDS = 120.0
 
 
 class Streams:
-    """One client a prompt (token ids), each asking for `num_tokens` greedy tokens."""
+    """One client a prompt (token ids), each asking for `num_tokens` greedy tokens.
 
-    def __init__(self, gateway_url: str, model_id: str, prompts: Sequence[Sequence[int]], num_tokens: int) -> None:
+    `on_token` is called in the thread of a client at each of its tokens, with the number of the client and of tokens.
+    """
+
+    def __init__(
+        self,
+        gateway_url: str,
+        model_id: str,
+        prompts: Sequence[Sequence[int]],
+        num_tokens: int,
+        on_token: Callable[[int, int], None] = lambda index, count: None,
+    ) -> None:
         self._client = openai.OpenAI(
             base_url=f"{gateway_url}/v1", api_key="none", max_retries=0, timeout=STREAM_SECONDS
         )
         self._model_id = model_id
         self._num_tokens = num_tokens
-        self._num_pieces = [0] * len(prompts)
+        self._on_token = on_token
+        self.began = time.monotonic()
+        self.arrivals: list[list[float]] = [[] for _ in prompts]
+        """By client when each token came, on the monotonic clock."""
         self._pool = ThreadPoolExecutor(len(prompts))
         self._answers: list[Future[list[int]]] = [
             self._pool.submit(self._stream, index, list(prompt)) for index, prompt in enumerate(prompts)
@@ -31,7 +45,9 @@ class Streams:
 
     def wait_until_all_run(self) -> None:
         """Each has some tokens."""
-        wait_until(lambda: min(self._num_pieces) > 2 or self._any_failed(), STREAM_SECONDS, "all streams have begun")
+        wait_until(
+            lambda: min(map(len, self.arrivals)) > 2 or self._any_failed(), STREAM_SECONDS, "all streams have begun"
+        )
         assert self.num_running == len(self._answers), [f.exception() for f in self._answers if f.done()]
 
     @property
@@ -47,6 +63,11 @@ class Streams:
     def close(self) -> None:
         self._client.close()
         self._pool.shutdown()
+
+    def _arrived(self, index: int, num_tokens: int) -> None:
+        for _ in range(num_tokens):
+            self.arrivals[index].append(time.monotonic())
+            self._on_token(index, len(self.arrivals[index]))
 
     def _any_failed(self) -> bool:
         return any(answer.done() for answer in self._answers)
@@ -64,14 +85,21 @@ class Streams:
         for chunk in chunks:
             pieces.append(chunk.choices[0].text)
             reasons += [chunk.choices[0].finish_reason] if chunk.choices[0].finish_reason else []
-            self._num_pieces[index] += 1
+            self._arrived(index, len(token_ids(chunk.choices[0].text)))
         assert reasons == ["length"], reasons
         return token_ids("".join(pieces))
 
 
 @contextlib.contextmanager
-def streams(gateway_url: str, model_id: str, prompts: Sequence[Sequence[int]], num_tokens: int) -> Iterator[Streams]:
-    clients = Streams(gateway_url, model_id, prompts, num_tokens)
+def streams(
+    gateway_url: str,
+    model_id: str,
+    prompts: Sequence[Sequence[int]],
+    num_tokens: int,
+    on_token: Callable[[int, int], None] = lambda index, count: None,
+) -> Iterator[Streams]:
+    """As Streams."""
+    clients = Streams(gateway_url, model_id, prompts, num_tokens, on_token)
     try:
         yield clients
     finally:

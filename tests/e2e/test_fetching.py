@@ -15,11 +15,12 @@ from services.node.files.fetched import FetchedModel
 from services.node.files.manifest import shard_tensors
 from tests.e2e.mesh import Mesh, NodeSpec, running_mesh
 from tests.e2e.prompts import prompt_ids
-from tests.e2e.relay import relay
+from tests.faults.behaviour import Behaviour
+from tests.faults.proxy import proxy
 from tests.parity import Reference
 
 MODEL = "smollm2-135m"
-# The source listens at 127.0.0.1 and says that it is here, behind relays.
+# The source listens at 127.0.0.1 and says that it is here, behind proxies.
 HIDDEN_HOST = "127.0.0.2"
 SOURCE = NodeSpec("source", "230MB", tracker_node=True, options=("--advertise", HIDDEN_HOST))
 # The header of the file, and about half of what the empty node is to hold.
@@ -57,7 +58,7 @@ def test_an_empty_node_fetches_its_shard_is_killed_half_way_and_goes_on(
     frames, prompts_port = (split_address(mesh.nodes["source"].match[i])[1] for i in (1, 2))
     listen, server = (HIDDEN_HOST, frames), ("127.0.0.1", frames)
 
-    with relay(listen, server, budget=BUDGET) as stalls:
+    with proxy(listen, server, Behaviour(stalls_after=BUDGET)) as stalls:
         mesh.start_nodes([empty(tmp_path)])
         assert stalls.stalled.wait(60), mesh.logs()
         loading = mesh.wait_for(
@@ -69,7 +70,7 @@ def test_an_empty_node_fetches_its_shard_is_killed_half_way_and_goes_on(
     first = kept_bytes(tmp_path)
     assert 0 < first < size
 
-    with relay(listen, server), relay((HIDDEN_HOST, prompts_port), ("127.0.0.1", prompts_port)):
+    with proxy(listen, server), proxy((HIDDEN_HOST, prompts_port), ("127.0.0.1", prompts_port)):
         mesh.start_nodes([empty(tmp_path)])
         mesh.wait_until_complete(MODEL)
         fetched = int(mesh.nodes["empty"].wait_for(r"fetched (\d+) bytes of weights")[1])

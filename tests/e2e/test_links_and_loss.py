@@ -35,7 +35,7 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def mesh(weights: Path) -> Iterator[Mesh]:
     """The route is a, b, c."""
-    nodes = [NodeSpec("a", ROOM_FOR_TWO, tracker_node=True)]
+    nodes = [NodeSpec("a", ROOM_FOR_TWO, tracker_node=True, options=("--resume-timeout", "3"))]
     quick = ("--heartbeat", "0.5", "--lease", str(LEASE_SECONDS))
     with running_mesh(
         [f"{MODEL}={weights}"], nodes, kv_tokens=KV_TOKENS, tracker_options=("--deploy", MODEL, *quick)
@@ -80,7 +80,7 @@ def test_links_are_measured_and_reported(mesh: Mesh) -> None:
     mesh.wait_until_idle()
 
 
-def test_a_stream_ends_when_a_hop_in_its_middle_falls_silent(mesh: Mesh) -> None:
+def test_a_stream_whose_hop_falls_silent_ends_when_nobody_takes_its_place(mesh: Mesh) -> None:
     mute = last_but_one(mesh)
     channel, events = stream(mesh)
     with channel:

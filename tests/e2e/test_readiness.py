@@ -14,8 +14,8 @@ import pytest
 from meshnet.addresses import split_address
 from tests.e2e.commands import grpcurl
 from tests.e2e.mesh import SETTLE_SECONDS, Mesh, NodeSpec, running_mesh
-from tests.e2e.relay import relay
 from tests.e2e.tiny import KV_TOKENS, room_for, save_tiny_llama
+from tests.faults.proxy import proxy
 from tests.parity import Reference
 from tests.processes import wait_until
 
@@ -76,7 +76,7 @@ def test_a_route_is_ready_when_a_token_came_through_and_until_a_hop_fails(mesh: 
 
     host, port = split_address(mesh.nodes["b"].match[1])
     assert host == HIDDEN_HOST
-    with relay((host, port), ("127.0.0.1", port)):
+    with proxy((host, port), ("127.0.0.1", port)):
         wait_for_health(mesh, lambda body: body["status"] == "ok", "a token has come through")
         route = the_route(mesh)
         assert route["ready"] is True
@@ -89,6 +89,6 @@ def test_a_route_is_ready_when_a_token_came_through_and_until_a_hop_fails(mesh: 
     told = wait_for_health(mesh, lambda body: not body["models"][MODEL]["ready"], "the proof is taken back")
     assert told["models"][MODEL]["complete"] is True
 
-    with relay((host, port), ("127.0.0.1", port)):
+    with proxy((host, port), ("127.0.0.1", port)):
         wait_for_health(mesh, lambda body: body["status"] == "ok", "a token has come through again")
         mesh.wait_until_idle()

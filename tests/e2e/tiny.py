@@ -26,6 +26,7 @@ def save_tiny_llama(
     context_length: int = 1024,
     vocabulary: bool = False,
     initializer_range: float = 0.2,
+    intermediate_size: int = 160,
 ) -> Path:
     """`vocabulary`: also a tokenizer whose tokens are the words t0 to t511, so that text can be read back as ids.
     `initializer_range` 0.05: likeliest is the last token once more.
@@ -34,7 +35,7 @@ def save_tiny_llama(
     config = LlamaConfig(
         vocab_size=VOCAB_SIZE,
         hidden_size=64,
-        intermediate_size=160,
+        intermediate_size=intermediate_size,
         num_hidden_layers=num_layers,
         num_attention_heads=4,
         num_key_value_heads=2,

@@ -12,6 +12,7 @@ from services.node.core.work import (
     PromptWork,
     ReuseWork,
     SampleWork,
+    ScoreWork,
     SessionKey,
     Work,
 )
@@ -22,7 +23,7 @@ TOKEN_BUDGET = 512
 # short, and is then run as quickly.
 DECODED_TOKENS = 16
 # Tokens of prompts in a step in which sessions decode too, unless the first chunk alone has more: they wait little.
-MIXED_TOKENS = 32
+MIXED_TOKENS = 24
 
 
 def choose_batch(
@@ -89,6 +90,8 @@ def _kind(work: Work) -> Hashable:
             return type(work), work.model_id, work.layers
         case SampleWork():
             return SampleWork, work.model_id
+        case ScoreWork():
+            return ScoreWork, work.model_id
         case FreeWork() | KeepWork() | ReuseWork():
             # Together and in order, as their room was counted.
             return CacheWork
@@ -104,5 +107,5 @@ def _session_keys(work: Work) -> tuple[SessionKey, ...]:
             return (work.key,)
         case ReuseWork():
             return work.source, work.target
-        case SampleWork():
+        case SampleWork() | ScoreWork():
             return ()

@@ -82,7 +82,10 @@ class PromptLookup:
 class Uniforms:
     """The draws of a session, one for each token that it emits, whatever is guessed beyond."""
 
-    def __init__(self, source: random.Random) -> None:
+    def __init__(self, source: random.Random, num_used: int = 0) -> None:
+        """So many of the source's were used by a call that broke off."""
+        for _ in range(num_used):
+            source.random()
         self._source = source
         self._ahead: deque[float] = deque()
 

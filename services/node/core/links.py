@@ -100,6 +100,11 @@ class LinkTable:
             if (record := self._records.get(node_id)) and record.rtts
         )[:MAX_LINKS]
 
+    def bytes_per_second(self, node_id: str) -> float | None:
+        """Of the way to a node, if it has been measured."""
+        record = self._records.get(node_id)
+        return record.bytes_per_second if record else None
+
     def _targets(self, topology: Topology, used: Sequence[str], now: float) -> list[str]:
         ids = sorted(topology.nodes)
         here = topology.nodes.get(self._node_id)

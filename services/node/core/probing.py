@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Hashable, Iterator
+from collections.abc import Collection, Hashable, Iterator
 from dataclasses import dataclass
 
 from meshnet.errors import MissingLayers
@@ -105,7 +105,7 @@ class ProbeTable:
         """A hop failed under a generation: no route through it is ready until a new probe comes through."""
         for (of, route), record in self._records.items():
             if of == model_id and record.ready and any(hop.node_id == node_id for hop in route[1:]):
-                record.outcome = RouteProbe(model_id, route, failure or "no reason given")
+                record.outcome = RouteProbe(model_id, route, said_of(route, node_id, failure) or "no reason given")
                 record.num_failures, record.due_at = 0, now
 
     def outcomes(self) -> tuple[RouteProbe, ...]:
@@ -113,15 +113,18 @@ class ProbeTable:
         known = (self._outcome(model_id, routes) for model_id, routes in sorted(self._wanted.items()))
         return tuple(outcome for outcome in known if outcome)
 
-    def choose(self, topology: Topology, model_id: str, wish: Wish) -> Route:
-        """The cheapest route that is ready, as `find_route` would choose; any, if none is.
+    def choose(self, topology: Topology, model_id: str, wish: Wish, avoid: Collection[str] = ()) -> Route:
+        """The cheapest route that is ready, as `find_route` would choose; if none is, any that passes no node of
+        `avoid`.
 
         Raises UnknownModel or MissingLayers.
         """
         ready = [route for (of, route), record in self._records.items() if of == model_id and record.ready]
         if topology is not self._seen:
             ready = [route for route in ready if model_id in topology.models and topology.stands(model_id, route)]
-        return choose_route(topology, model_id, ready, wish) or find_route(topology, model_id, self._node_id, wish=wish)
+        return choose_route(topology, model_id, ready, wish) or find_route(
+            topology, model_id, self._node_id, avoid=avoid, wish=wish
+        )
 
     def _plan(self, topology: Topology, now: float) -> None:
         """Lays the routes anew if that may change them."""
@@ -164,6 +167,12 @@ class ProbeTable:
         spare = [key for key in self._records if key not in wanted]
         for key in spare[: max(len(spare) - MAX_REMEMBERED, 0)]:
             del self._records[key]
+
+
+def said_of(route: Route, node_id: str, failure: str) -> str:
+    """A failure of a hop, with the layers that are not to be had."""
+    layers = ", ".join(str(hop.layers) for hop in route if hop.node_id == node_id)
+    return f"layers {layers} do not answer: {failure}" if layers else failure
 
 
 def _back_off(record: _Record, now: float) -> None:

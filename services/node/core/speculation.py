@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 from services.node.core.batching import DECODED_TOKENS
+from services.node.core.choices import Choice
 from services.node.core.drafts import PromptLookup, accept
-
-_Outcome = TypeVar("_Outcome")
 
 # Drafted ones and the one before them: up to so many a CPU's kernels take hardly longer than for one, hops do not take
 # them for a part of a prompt, and more are seldom all right.
@@ -173,9 +172,10 @@ class Drafts:
     def emitted(self, token: int) -> None:
         self._lookup.append(token)
 
-    def settle(self, draft: Sequence[int], drawn: Sequence[_Outcome]) -> Sequence[_Outcome]:
+    def settle(self, draft: Sequence[int], drawn: Sequence[Choice | BaseException]) -> Sequence[Choice | BaseException]:
         """What is emitted of what was drawn behind the last token and behind each of a draft."""
-        outcomes = accept(draft, drawn)
+        token_ids = [outcome.token_id if isinstance(outcome, Choice) else None for outcome in drawn]
+        outcomes = drawn[: len(accept(draft, token_ids))]
         self.counts.add(DraftCounts(1, len(draft), len(outcomes) - 1))
         if draft:
             self._limit.learn(len(draft), len(outcomes) - 1)

@@ -10,12 +10,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from meshnet.chunks import CHUNK_TOKENS
 from meshnet.model import LayerRange, Quantization
 from meshnet.topology import Speed
 from services.node.core.work import ForwardWork, PromptWork, Work
 
-# The length of a chunk that is measured; long prompts go in chunks of this length.
-PREFILL_TOKENS = 128
+# What is measured. Long prompts may go in larger chunks.
+PREFILL_TOKENS = CHUNK_TOKENS
 # A step of fewer tokens, or of fewer a session, is neither a chunk nor a lone token.
 MIN_PREFILL_TOKENS = 64
 # Each step moves a mean by this share of the difference...

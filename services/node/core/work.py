@@ -10,9 +10,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from meshnet.logprobs import TokenLogprobs
 from meshnet.model import KvPrecision, LayerRange, ModelManifest, Quantization
+from services.node.core.choices import ANYWHERE, Choice, Place
 
 Buffer = bytes | bytearray | memoryview
+
+
+def rows_of(buffer: Buffer, count: int) -> list[Buffer]:
+    """So many rows of equal length, as bytes, without a copy."""
+    whole = memoryview(buffer).cast("B")
+    size = whole.nbytes // count
+    return [whole[index * size : (index + 1) * size] for index in range(count)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +31,10 @@ class SessionKey:
     session: str
     model_id: str
     layers: LayerRange
+
+    def __hash__(self) -> int:
+        """Of what tells almost all apart: keys are looked up dozens of times a frame."""
+        return hash(self.session)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,29 +85,75 @@ class PromptWork:
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How a token is drawn. `temperature` 0 is greedy, `top_k` 0 and `top_p` 1 keep all tokens."""
+    """How a token is drawn. `temperature` 0 is greedy; `top_k` 0, `top_p` 1 and `min_p` 0 keep all tokens.
+
+    The penalties change logits of tokens that are in the text: `presence_penalty` and `frequency_penalty` (0 changes
+    nothing) of what was generated, `repetition_penalty` (1 changes nothing) also of the prompt. `logit_bias`: what is
+    added to logits, by token id.
+    """
 
     temperature: float = 0.0
     top_k: int = 0
     top_p: float = 1.0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+
+    @property
+    def has_penalties(self) -> bool:
+        """Whether it matters what is in the text."""
+        return bool(self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1.0)
 
 
 @dataclass(frozen=True, slots=True)
 class SampleWork:
-    """Final norm, LM head and the choice of one token. Result: the token id.
+    """Final norm, LM head and the choice of one token. Result: a Choice.
 
     `hidden`: bfloat16 `[hidden_size]`, the last layer's output. `uniform` in [0, 1) makes the draw: randomness
-    is the caller's, so that a seed gives the same text whatever else is in the batch.
+    is the caller's, so that a seed gives the same text whatever else is in the batch. `top_logprobs`: of how many of
+    the likeliest tokens logprobs are wanted beside those of the chosen one; None: of none at all.
     """
 
     model_id: str
     hidden: Buffer
     sampling: Sampling
     uniform: float
+    place: Place = ANYWHERE
+    top_logprobs: int | None = None
 
     @property
     def num_tokens(self) -> int:
         return 1
+
+    @property
+    def takes_largest(self) -> bool:
+        """Whether nothing but the largest logit matters."""
+        sampling = self.sampling
+        return not (sampling.temperature or sampling.logit_bias or self.top_logprobs is not None) and self.place.is_free
+
+
+# Rows of a ScoreWork: so few that others hardly wait for it, and that there is room for their logits.
+SCORED_TOKENS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreWork:
+    """Final norm, LM head and the logprobs of tokens that are known. Result: a tuple of TokenLogprobs, one each.
+
+    `hidden`: bfloat16 `[targets, hidden_size]`, the last layer's output behind the token before each of `targets`, of
+    which there are at most SCORED_TOKENS. `top_logprobs`: as many of the likeliest tokens are told of beside it.
+    """
+
+    model_id: str
+    hidden: Buffer
+    targets: tuple[int, ...]
+    top_logprobs: int
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.targets)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,8 +198,8 @@ class ReuseWork:
 
 # What is done with KV caches as wholes.
 CacheWork = FreeWork | KeepWork | ReuseWork
-Work = ForwardWork | PromptWork | SampleWork | CacheWork
-Result = Buffer | int | None | Exception
+Work = ForwardWork | PromptWork | SampleWork | ScoreWork | CacheWork
+Result = Buffer | Choice | tuple[TokenLogprobs, ...] | None | Exception
 
 
 @dataclass(frozen=True, slots=True)

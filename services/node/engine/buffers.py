@@ -1,4 +1,4 @@
-"""Raw bfloat16 buffers to tensors and back."""
+"""Raw bfloat16 buffers to tensors and back, and whether they are numbers."""
 
 from __future__ import annotations
 
@@ -25,3 +25,9 @@ def to_buffer(rows: torch.Tensor) -> memoryview:
     """The bytes of `rows` as bfloat16; its own memory where that is what it is already."""
     rows = rows.to("cpu", BOUNDARY_DTYPE).contiguous()
     return rows.view(torch.uint8).numpy().reshape(-1).data
+
+
+def is_finite(hidden: torch.Tensor) -> bool:
+    """Whether no element is infinite or not a number."""
+    # One pass; a sum may overflow where no element has.
+    return bool(torch.isfinite(hidden.sum(dtype=torch.float32))) or bool(torch.isfinite(hidden).all())

@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
 import torch
 
-from meshnet.errors import BadFiles, InvalidRequest, LoadFailed, MeshnetError, NoRoom, UnknownModel
+from meshnet.errors import (
+    BadFiles,
+    BrokenLayers,
+    InvalidRequest,
+    LoadFailed,
+    MeshnetError,
+    NoRoom,
+    NotFinite,
+    UnknownModel,
+)
+from meshnet.logprobs import TokenLogprobs
 from meshnet.model import LayerRange
 from meshnet.model_files import ModelFiles
 from services.node.core.work import (
@@ -23,12 +33,14 @@ from services.node.core.work import (
     Result,
     ReuseWork,
     SampleWork,
+    ScoreWork,
     ShardSpec,
     Work,
 )
 from services.node.engine import huge_pages
-from services.node.engine.buffers import to_buffer, write_rows
+from services.node.engine.buffers import is_finite, to_buffer, write_rows
 from services.node.engine.caches import KvCaches, StepPlan
+from services.node.engine.choosing import draw, score
 from services.node.engine.config import make_config
 from services.node.engine.device import free_bytes, give_back, is_out_of_memory, machine_name
 from services.node.engine.held_model import HeldModel
@@ -36,7 +48,6 @@ from services.node.engine.kernels import bound_memory, loading
 from services.node.engine.kv_pool import allocate_pools
 from services.node.engine.loading import load_shard
 from services.node.engine.precision import BOUNDARY_DTYPE, half_dtype
-from services.node.engine.sampling import choose, choose_greedy
 from services.node.engine.shard import Entry, TorchShard
 from services.node.engine.stored import open_fetched, open_files
 from services.node.engine.structure import find_structure
@@ -185,6 +196,8 @@ class TorchExecutor:
                 return [self._manage(work) for work in works if isinstance(work, CacheWork)]
             case [SampleWork(), *_] as works:
                 return self._sample(_all_of(works, SampleWork))
+            case [ScoreWork(), *_] as works:
+                return [self._score(work) for work in _all_of(works, ScoreWork)]
             case [PromptWork(), *_] as works:
                 return self._step(_all_of(works, PromptWork))
             case works:
@@ -232,14 +245,18 @@ class TorchExecutor:
 
     def _run_admitted(
         self, model: HeldModel, layers: LayerRange, plan: StepPlan, works: Sequence[ForwardWork | PromptWork]
-    ) -> list[memoryview]:
+    ) -> list[Result]:
         positions = [torch.arange(s.position, s.position + s.num_tokens) for s in plan.segments]
         position_ids = torch.cat(positions)[None].to(self._device)
         hidden = self._input(model, works, position_ids)
         cached = plan.begin()
         hidden = model.forward(layers, hidden, position_ids, cached)[0]
         plan.commit(cached)
-        return _split(hidden, works)
+        results: list[Result] = [*_split(hidden, works)]
+        if not is_finite(hidden):
+            for index, error in _broken(hidden, works):
+                results[index] = error
+        return results
 
     def _input(
         self, model: HeldModel, works: Sequence[ForwardWork | PromptWork], position_ids: torch.Tensor
@@ -266,20 +283,21 @@ class TorchExecutor:
                 write_rows(hidden[index], work.hidden)
             except MeshnetError as error:
                 refused[index] = error
-        logits = model.entry().logits(hidden.to(self._device))
-        # Of all rows, though some may not want it: one call costs less than one a row.
-        greedy = choose_greedy(logits)
+        choices = draw(model.entry(), hidden.to(self._device), works)
         return [
-            refused.get(index) or (_choose(logits[index], work) if work.sampling.temperature else greedy[index])
-            for index, work in enumerate(works)
+            refused.get(index) or (_blamed(choice, hidden[index]) if isinstance(choice, NotFinite) else choice)
+            for index, choice in enumerate(choices)
         ]
 
-
-def _choose(logits: torch.Tensor, work: SampleWork) -> int | MeshnetError:
-    try:
-        return choose(logits, work.sampling, work.uniform)
-    except MeshnetError as error:
-        return error
+    def _score(self, work: ScoreWork) -> tuple[TokenLogprobs, ...] | MeshnetError:
+        """A work at a time: there is room for the logits of one."""
+        try:
+            model = self._held(work.model_id)
+            hidden = torch.empty(len(work.targets), model.hidden_size, dtype=BOUNDARY_DTYPE)
+            write_rows(hidden, work.hidden)
+            return score(model.entry(), hidden.to(self._device), work)
+        except MeshnetError as error:
+            return error
 
 
 def _all_of(works: Sequence[object], kind: type[_Kind]) -> list[_Kind]:
@@ -303,6 +321,27 @@ def _check_input(work: ForwardWork | PromptWork, model: HeldModel) -> None:
         raise InvalidRequest(f"the segments have {num_tokens} tokens, {len(work.token_ids)} are given")
     if not all(0 <= token < model.vocab_size for token in work.token_ids):
         raise InvalidRequest(f"a token id is not in the vocabulary of {model.vocab_size} tokens")
+
+
+def _broken(hidden: torch.Tensor, works: Sequence[ForwardWork | PromptWork]) -> Iterator[tuple[int, MeshnetError]]:
+    """Works whose rows of `[tokens, hidden]` are not finite, and whose fault that is."""
+    end = 0
+    for index, work in enumerate(works):
+        begin, end = end, end + work.num_tokens
+        if is_finite(hidden[begin:end]):
+            continue
+        if isinstance(work, ForwardWork):
+            given = torch.empty(work.num_tokens, hidden.shape[1], dtype=BOUNDARY_DTYPE)
+            write_rows(given, work.hidden)
+            if not is_finite(given):
+                yield index, NotFinite("the hidden states that came are not finite")
+                continue
+        yield index, BrokenLayers(f"layers {work.layers} of {work.model_id} computed what is not finite")
+
+
+def _blamed(error: NotFinite, hidden: torch.Tensor) -> MeshnetError:
+    """`hidden`: that the logits came of."""
+    return BrokenLayers("the head computed logits that are not finite") if is_finite(hidden) else error
 
 
 def _split(hidden: torch.Tensor, works: Sequence[ForwardWork | PromptWork]) -> list[memoryview]:

@@ -11,6 +11,7 @@ from meshnet.model import LayerRange, merge_layers
 from services.node.engine.precision import converted
 from services.node.engine.segments import CachedSegment, Segments
 from services.node.engine.shard import Entry, HeldLayer, Rotary, TorchShard
+from services.node.engine.stretch import Stretch, stretches_of
 
 
 class HeldModel:
@@ -23,6 +24,7 @@ class HeldModel:
         self._rotary: Rotary | None = shard.rotary
         self._layers: dict[int, HeldLayer] = {}
         self._entry: Entry | None = None
+        self._stretches: dict[LayerRange, list[Stretch]] = {}
 
     @property
     def is_empty(self) -> bool:
@@ -30,11 +32,13 @@ class HeldModel:
 
     def attach(self, shard: TorchShard) -> None:
         self._layers |= shard.layers
+        self._stretches.clear()
         self._entry = shard.entry or self._entry
 
     def detach(self, layers: LayerRange) -> None:
         for layer in layers.layers:
             self._layers.pop(layer, None)
+        self._stretches.clear()
         if 0 in layers:
             self._entry = None
 
@@ -63,20 +67,14 @@ class HeldModel:
         """
         row = Segments(segments)
         rotations: dict[tuple[torch.dtype, str | None], dict[str, object]] = {}
-        for index in layers.layers:
-            layer = self._layers[index]
-            hidden = converted(hidden, layer.dtype)
-            kind = layer.dtype, layer.rotary_kind
+        if layers not in self._stretches:
+            self._stretches[layers] = stretches_of(self._layers[index] for index in layers.layers)
+        for stretch in self._stretches[layers]:
+            hidden = converted(hidden, stretch.dtype)
+            kind = stretch.dtype, stretch.rotary_kind
             if kind not in rotations:
-                rotations[kind] = self._rotations(hidden, position_ids, layer.rotary_kind)
-            hidden = layer.module(
-                hidden,
-                attention_mask=None,
-                position_ids=position_ids,
-                use_cache=False,
-                segments=row,
-                **rotations[kind],
-            )
+                rotations[kind] = self._rotations(hidden, position_ids, stretch.rotary_kind)
+            hidden = stretch.run(hidden, position_ids, row, rotations[kind])
         return converted(hidden, hidden.dtype)
 
     def _rotations(self, hidden: torch.Tensor, position_ids: torch.Tensor, kind: str | None) -> dict[str, object]:

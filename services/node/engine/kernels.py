@@ -7,11 +7,14 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import numpy as np
 import torch
 from torch import nn
 from torch.nn.functional import linear, pad
 
 from services.node.core.workspace import HEAD_PIECE_VALUES
+from services.node.engine.cpu import head, tiles
+from services.node.engine.cpu.compiled import bits, greedy_loop
 
 # oneDNN compiles a kernel for each shape, which takes about 0.8 MB, and keeps 1024 of them unless told.
 NUM_KERNELS = 128
@@ -64,6 +67,17 @@ class TiedHead(nn.Module):
     def __init__(self, weight: torch.Tensor) -> None:
         super().__init__()
         self.weight = nn.Parameter(weight, requires_grad=False)
+        one_core = weight.device.type == "cpu" and torch.get_num_threads() == 1
+        is_possible = one_core and weight.dtype is torch.bfloat16 and tiles.are_filled_by(*weight.shape)
+        self._greedy = greedy_loop() if is_possible else None
+
+    def greedy(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """Of `[rows, hidden]` the largest logit of each, and the first token that has it. None: it takes the logits."""
+        if self._greedy is None or len(rows) > head.MAX_ROWS:
+            return None
+        largest, tokens = np.empty(head.MAX_ROWS, np.float32), np.empty(head.MAX_ROWS, np.int64)
+        self._greedy(bits(self.weight.detach()), bits(rows.contiguous()), largest, tokens)
+        return torch.from_numpy(largest[: len(rows)]), torch.from_numpy(tokens[: len(rows)])
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         if self.weight.device.type != "cpu" or self.weight.dtype is torch.float32:

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from meshnet.model import Quantization
+from services.node.engine.cpu.packed import packed_bits
 from services.node.engine.int8_linear import Int8Linear
 from services.node.engine.kernels import padded
 from services.node.engine.precision import compute_dtype
@@ -36,8 +37,8 @@ class PackedLinear(nn.Module):
         super().__init__()
         self.weight_bytes = weight.nbytes + (bias.nbytes if bias is not None else 0)
         self.packed = torch.ops.mkldnn._reorder_linear_weight(weight)
-        # Found once: to look for it takes as long as all else around the kernel.
-        self._kernel = torch.ops.mkldnn._linear_pointwise.default
+        # Its memory, where loops of ours know the order.
+        self.bits = packed_bits(self.packed, weight)
         self.bias = bias
 
     @staticmethod

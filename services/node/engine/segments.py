@@ -89,6 +89,13 @@ class Segments(Sequence[CachedSegment]):
             places = self._places[key] = self._find(starts, window)
         return places
 
+    def slots(self, layers: Sequence[int]) -> tuple[Tokens, Tokens]:
+        """`[layers, rows]` twice: where in each layer's memory the session of each row begins, and where the row is."""
+        starts = [[segment.cache.first_slot(layer) for segment in self._segments] for layer in layers]
+        firsts = np.repeat(_array(starts), [segment.end - segment.start for segment in self._segments], axis=1)
+        positions = [segment.position + row for segment in self._segments for row in range(segment.end - segment.start)]
+        return firsts, firsts + _array(positions)
+
     def rotation(self, embeddings: Rotation) -> tuple[Bits, Bits]:
         """Cosines and sines `[1, total, head_dim]` as compiled loops take them: made once for all layers."""
         found = self._rotations.get(id(embeddings))
@@ -115,5 +122,5 @@ class Segments(Sequence[CachedSegment]):
         return Places(_array(slots), _array(short), _array(begins), _array(ends), tuple(long))
 
 
-def _array(tokens: list[int]) -> Tokens:
+def _array(tokens: list[int] | list[list[int]]) -> Tokens:
     return np.array(tokens, np.int64)

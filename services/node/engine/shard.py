@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from meshnet.model import LayerRange
+from services.node.engine.kernels import TiedHead
 from services.node.engine.kv_pool import LayerPool
 from services.node.engine.linear import held_bytes
 from services.node.engine.precision import converted
@@ -49,6 +50,17 @@ class Entry:
         if self.positions is None:
             return hidden
         return hidden + nn.functional.embedding(position_ids + self.position_offset, self.positions.weight)
+
+    def largest_logits(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """`[rows, hidden]`, the last layer's output, to the largest logit of each row and the first token that has
+        it."""
+        if isinstance(self.head, TiedHead) and self.logit_scale == 1.0 and self.logit_softcap is None:
+            found = self.head.greedy(self.norm(converted(hidden, self.dtype)))
+            if found:
+                return found
+        # The first of equals, as torch promises. Five times as fast as argmax where rows are not contiguous.
+        largest, tokens = self.logits(hidden).max(dim=-1)
+        return largest, tokens
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """`[rows, hidden]`, the last layer's output, to `[rows, vocab]` in the model's dtype."""

@@ -7,14 +7,14 @@ grpc.aio allows one event loop a process and every test has its own.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Self
 
 import grpc
 
 from meshnet import convert, rpc
-from meshnet.errors import Busy, HopFailure, MeshnetError
+from meshnet.errors import Busy, HopFailure, MeshnetError, UnknownVocabulary
 from meshnet.model import LayerRange, ModelManifest, Quantization, WeightBytes
 from meshnet.topology import DeployedModel, Hop, Node, RouteProbe, Shard, ShardState, Topology
 from meshnet.v1 import inference_pb2, inference_pb2_grpc, tracker_pb2, tracker_pb2_grpc
@@ -23,6 +23,8 @@ NUM_LAYERS = 30
 VOCAB_SIZE = 49152
 CONTEXT_LENGTH = 8192
 KV_TOKENS = 16384
+# The tokens "a" to "z" of SmolLM2.
+LETTERS = range(81, 107)
 Script = Callable[[inference_pb2.GenerateRequest, "Call"], Iterator[inference_pb2.GenerateEvent]]
 
 
@@ -53,8 +55,7 @@ def tokens(*token_ids: int, finish: int = inference_pb2.FINISH_REASON_STOP, cach
     """Sends these tokens, as many as are asked for, and says why it ended. `cached`: what it reused of the prompt."""
 
     def script(request: inference_pb2.GenerateRequest, call: Call) -> Iterator[inference_pb2.GenerateEvent]:
-        for index, token_id in enumerate(token_ids[: request.max_new_tokens]):
-            yield inference_pb2.GenerateEvent(token_id=token_id, cached_tokens=0 if index else cached)
+        yield from _sent(request, token_ids[: request.max_new_tokens], cached)
         too_many = len(token_ids) > request.max_new_tokens
         reason = inference_pb2.FINISH_REASON_LENGTH if too_many else finish
         yield inference_pb2.GenerateEvent(finish_reason=reason)  # type: ignore[arg-type]
@@ -66,20 +67,69 @@ def tokens_then_wait(*token_ids: int) -> Script:
     """Sends these tokens and then nothing, until the call is cancelled."""
 
     def script(request: inference_pb2.GenerateRequest, call: Call) -> Iterator[inference_pb2.GenerateEvent]:
-        for token_id in token_ids:
-            yield inference_pb2.GenerateEvent(token_id=token_id)
+        yield from _sent(request, token_ids)
         call.ended.wait(60)
 
     return script
 
 
 def tokens_then_fail(error: MeshnetError, *token_ids: int) -> Script:
+    """Sends these tokens, and no more to those that come with them again."""
+
     def script(request: inference_pb2.GenerateRequest, call: Call) -> Iterator[inference_pb2.GenerateEvent]:
-        for token_id in token_ids:
-            yield inference_pb2.GenerateEvent(token_id=token_id)
+        yield from _sent(request, () if request.num_generated else token_ids)
         call.fail(error)
 
     return script
+
+
+def by_request(choose: Callable[[inference_pb2.GenerateRequest], Script]) -> Script:
+    """A script for each request."""
+    return lambda request, call: choose(request)(request, call)
+
+
+def drawn(num_tokens: int | None = None, error: MeshnetError | None = None) -> Script:
+    """As a node draws: each token depends on the seed and on how many were generated before, by whichever call.
+
+    Fails after `num_tokens`, if an error is given.
+    """
+
+    def script(request: inference_pb2.GenerateRequest, call: Call) -> Iterator[inference_pb2.GenerateEvent]:
+        wanted = request.max_new_tokens if num_tokens is None else num_tokens
+        yield from _sent(request, [draw(request.sampling.seed, request.num_generated + i) for i in range(wanted)])
+        if error is not None:
+            call.fail(error)
+        yield inference_pb2.GenerateEvent(finish_reason=inference_pb2.FINISH_REASON_LENGTH)
+
+    return script
+
+
+def draw(seed: int, index: int) -> int:
+    """A token that is a lower-case letter."""
+    return LETTERS[(seed * 7 + index * 5) % len(LETTERS)]
+
+
+def fake_logprobs(token_id: int, num_top: int) -> inference_pb2.TokenLogprobs:
+    """Numbers that 32 bits hold exactly. The likeliest is the token itself if its id is even, else the one before."""
+    first = token_id - token_id % 2
+    top = [(first + i) % VOCAB_SIZE for i in range(num_top)]
+    return inference_pb2.TokenLogprobs(
+        logprob=-0.25 - token_id % 2, top_token_ids=top, top_logprobs=[-0.25 - i for i in range(num_top)]
+    )
+
+
+def _sent(
+    request: inference_pb2.GenerateRequest, token_ids: Sequence[int], cached: int = 0
+) -> Iterator[inference_pb2.GenerateEvent]:
+    """With logprobs, if asked for; those of the prompt come first, in an event of their own."""
+    num_top = request.top_logprobs if request.HasField("top_logprobs") else None
+    if request.prompt_logprobs:
+        of_prompt = [fake_logprobs(token_id, num_top or 0) for token_id in request.prompt_token_ids[1:]]
+        yield inference_pb2.GenerateEvent(prompt_logprobs=of_prompt, cached_tokens=cached)
+    for index, token_id in enumerate(token_ids):
+        logprobs = None if num_top is None else fake_logprobs(token_id, num_top)
+        first = index == 0 and not request.prompt_logprobs
+        yield inference_pb2.GenerateEvent(token_id=token_id, cached_tokens=cached if first else 0, logprobs=logprobs)
 
 
 class _Server:
@@ -100,6 +150,7 @@ class FakeEntryNode(inference_pb2_grpc.InferenceServicer):
         self.node_id = node_id
         self.script: Script = tokens()
         self.requests: list[inference_pb2.GenerateRequest] = []
+        self.vocabularies: dict[str, inference_pb2.Vocabulary] = {}
         self._ended: set[str] = set()
         self._changed = threading.Condition()
         self._server = _Server()
@@ -112,8 +163,16 @@ class FakeEntryNode(inference_pb2_grpc.InferenceServicer):
     ) -> Iterator[inference_pb2.GenerateEvent]:
         call = Call(context)
         context.add_callback(lambda: self._end(request.request_id))
+        if request.HasField("grammar") and request.grammar.vocabulary_id not in self.vocabularies:
+            call.fail(UnknownVocabulary("put it first"))
         self.requests.append(request)
         yield from self.script(request, call)
+
+    def PutVocabulary(  # noqa: N802
+        self, request: inference_pb2.Vocabulary, context: Any
+    ) -> inference_pb2.PutVocabularyResponse:
+        self.vocabularies[request.vocabulary_id] = request
+        return inference_pb2.PutVocabularyResponse()
 
     def _end(self, request_id: str) -> None:
         with self._changed:
@@ -218,14 +277,16 @@ def probe(node_id: str, shard: Shard, failure: str = "") -> RouteProbe:
     return RouteProbe(shard.model_id, hops, failure, latency_seconds=None if failure else 0.5)
 
 
-def model(model_id: str, kv_tokens: int = KV_TOKENS, num_layers: int = NUM_LAYERS) -> DeployedModel:
+def model(
+    model_id: str, kv_tokens: int = KV_TOKENS, num_layers: int = NUM_LAYERS, context_length: int = CONTEXT_LENGTH
+) -> DeployedModel:
     manifest = ModelManifest(
         model_id=model_id,
         revision="0" * 64,
         architecture="llama",
         hidden_size=576,
         vocab_size=VOCAB_SIZE,
-        context_length=CONTEXT_LENGTH,
+        context_length=context_length,
         layers=(WeightBytes(2, 1, 1, 4),) * num_layers,
         entry=WeightBytes(2, 1, 1, 4),
         kv_bytes_per_token=768,

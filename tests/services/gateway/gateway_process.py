@@ -28,7 +28,7 @@ class Gateway:
 
 @contextlib.contextmanager
 def running_gateway(*arguments: str, env: Mapping[str, str] | None = None) -> Iterator[Gateway]:
-    """Leaving it stops the gateway and requires a clean exit."""
-    args = ["-m", "services.gateway", "--listen", "127.0.0.1:0", *arguments]
+    """Leaving it stops the gateway and requires a clean exit. What fails under a stream is not tried again for long."""
+    args = ["-m", "services.gateway", "--listen", "127.0.0.1:0", "--resume-timeout", "1", *arguments]
     with processes.start(args, LISTENING, timeout=60, env=env) as process:
         yield Gateway(process, process.match[1])

@@ -26,6 +26,8 @@ from tests.services.gateway.fake_mesh import (
     CONTEXT_LENGTH,
     KV_TOKENS,
     FakeMesh,
+    draw,
+    drawn,
     model,
     shard,
     tokens,
@@ -240,8 +242,14 @@ def test_sampling_parameters_reach_the_mesh(gateway: Gateway, mesh: FakeMesh) ->
     [
         ({"prompt": ""}, "prompt", None),
         ({"prompt": []}, "prompt", None),
-        ({"prompt": [49152]}, "prompt", None),
-        ({"prompt": "x", "n": 2}, "n", "unsupported_parameter"),
+        ({"prompt": [49152]}, "prompt", "invalid_value"),
+        ({"prompt": [[4], []]}, "prompt[1]", None),
+        ({"prompt": [[4], [49152]]}, "prompt[1]", "invalid_value"),
+        ({"prompt": ["x", "word " * 10_000]}, "prompt[1]", "context_length_exceeded"),
+        ({"prompt": "x", "logit_bias": {"49152": 1}}, "logit_bias", "invalid_value"),
+        ({"prompt": "x", "stop_token_ids": [49152]}, "stop_token_ids", "invalid_value"),
+        ({"prompt": "x", "min_tokens": 17}, "min_tokens", "invalid_value"),
+        ({"prompt": "x", "suffix": "y"}, "suffix", "unsupported_parameter"),
         ({"prompt": "x", "max_tokens": 8192}, "prompt", "context_length_exceeded"),
         ({"prompt": [5] * 9000}, "prompt", "context_length_exceeded"),
         ({"prompt": "word " * 10_000}, "prompt", "context_length_exceeded"),
@@ -257,6 +265,7 @@ def test_bad_completions_are_refused_before_the_mesh_is_asked(
     assert (error["type"], error["param"], error["code"]) == ("invalid_request_error", param, code)
     if code == "context_length_exceeded":
         assert str(CONTEXT_LENGTH) in error["message"]
+        assert "new tokens after a prompt of" in error["message"]
     assert mesh.a.requests == []
 
 
@@ -300,6 +309,24 @@ def test_a_body_that_is_no_json_object_is_a_400(gateway: Gateway, body: bytes) -
     response = httpx.post(f"{gateway.url}/v1/chat/completions", content=body)
     assert response.status_code == 400
     assert error_of(response)["code"] == "invalid_json"
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/responses", "/tokenize"])
+@pytest.mark.parametrize("kind", ["application/x-www-form-urlencoded", "text/plain", "multipart/form-data; boundary=x"])
+def test_a_body_that_says_it_is_something_else_is_a_415(gateway: Gateway, path: str, kind: str) -> None:
+    response = httpx.post(f"{gateway.url}{path}", content=b"{}", headers={"Content-Type": kind})
+    assert response.status_code == 415
+    assert error_of(response)["code"] == "unsupported_media_type"
+    assert "application/json" in error_of(response)["message"]
+
+
+@pytest.mark.parametrize(
+    "kind", [None, "application/json", "application/json; charset=utf-8", "application/vnd.x+json"]
+)
+def test_a_body_that_says_it_is_json_or_nothing_is_read(gateway: Gateway, kind: str | None) -> None:
+    body = json.dumps({"model": "smol", "prompt": "x"}).encode()
+    headers = {} if kind is None else {"Content-Type": kind}
+    assert httpx.post(f"{gateway.url}/v1/completions", content=body, headers=headers).status_code == 200
 
 
 def test_an_unknown_model_is_told_the_known_ones(gateway: Gateway) -> None:
@@ -378,6 +405,24 @@ def test_a_lost_entry_node_is_replaced_by_another_that_goes_on(gateway: Gateway,
     assert list(second.prompt_token_ids) == [7, 28, 29]
     assert second.max_new_tokens == 7
     assert second.request_id != first.request_id
+
+
+def test_the_draws_of_a_seed_go_on_at_another_entry_node(
+    gateway: Gateway, mesh: FakeMesh, tokenizer: ModelTokenizer
+) -> None:
+    mesh.tell(mesh.a.node(shard("smol")), mesh.b.node(shard("smol"), num_sessions=6), **MODELS)
+    wait_until(lambda: httpx.get(f"{gateway.url}/v1/mesh/coverage").json()["nodes"][1]["num_sessions"] == 6)
+    mesh.a.script, mesh.b.script = drawn(3, Draining("leaving")), drawn()
+    body = {"prompt": [7], "seed": 11, "max_tokens": 8, "min_tokens": 5, "presence_penalty": 1, "logprobs": 0}
+    answer = post(gateway, "/v1/completions", model="smol", echo=True, **body).json()
+    assert answer["choices"][0]["text"].endswith(tokenizer.decode([draw(11, index) for index in range(8)]))
+    # The first token of the prompt, and eight new ones: the prompt's logprobs came once.
+    assert len(answer["choices"][0]["logprobs"]["tokens"]) == 9
+    (first,), (second,) = mesh.a.requests, mesh.b.requests
+    assert (first.num_generated, second.num_generated) == (0, 3)
+    assert (second.max_new_tokens, second.sampling.min_new_tokens) == (5, 5)
+    assert (first.prompt_logprobs, second.prompt_logprobs) == (True, False)
+    assert second.sampling.presence_penalty == 1
 
 
 def test_a_request_waits_for_the_first_ready_route(gateway: Gateway, mesh: FakeMesh) -> None:

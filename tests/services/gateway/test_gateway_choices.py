@@ -44,8 +44,14 @@ def test_frames_that_wait_and_calls_under_way_count_like_sessions() -> None:
     queued = replace(node("a", shard("m"), num_sessions=1), queue_length=3)
     mesh = topology(queued, node("b", shard("m"), num_sessions=2))
     assert {n.node_id for turn in range(2) if (n := pick_entry(mesh, "m", turn))} == {"b"}
-    assert {n.node_id for turn in range(2) if (n := pick_entry(mesh, "m", turn, calls={"b": 3}))} == {"a"}
-    assert {n.node_id for turn in range(2) if (n := pick_entry(mesh, "m", turn, calls={"b": 2}))} == {"a", "b"}
+    assert {n.node_id for turn in range(2) if (n := pick_entry(mesh, "m", turn, calls={"b": 2}))} == {"a"}
+    assert {n.node_id for turn in range(2) if (n := pick_entry(mesh, "m", turn, calls={"b": 1}))} == {"a", "b"}
+
+
+def test_a_frame_of_each_session_that_happens_to_wait_counts_nothing() -> None:
+    queued = replace(node("a", shard("m"), num_sessions=4), queue_length=4)
+    mesh = topology(queued, node("b", shard("m"), num_sessions=4))
+    assert {n.node_id for turn in range(2) if (n := pick_entry(mesh, "m", turn))} == {"a", "b"}
 
 
 def test_equal_entry_nodes_take_turns() -> None:
@@ -104,33 +110,38 @@ def test_an_unknown_model_is_told_the_known_ones() -> None:
         deployed_model(topology(), "other")
 
 
-@pytest.mark.parametrize(
-    ("asked", "default", "expected"), [(5, 16, 5), (None, 16, 16), (None, None, 25), (90, None, 90)]
-)
-def test_tokens_are_as_asked_else_the_default_else_a_share_of_the_room(
-    asked: int | None, default: int | None, expected: int
-) -> None:
-    assert max_new_tokens(10, asked, default, 100, 0, "prompt") == expected
+@pytest.mark.parametrize(("asked", "expected"), [(5, 5), (None, 25), (90, 90), (0, 0)])
+def test_tokens_are_as_asked_else_a_share_of_the_room(asked: int | None, expected: int) -> None:
+    assert max_new_tokens(10, asked, 100, 0, "prompt") == expected
+
+
+def test_a_prompt_may_fill_the_context_if_nothing_is_generated() -> None:
+    assert max_new_tokens(100, 0, 100, 0, "prompt") == 0
 
 
 def test_the_share_is_of_the_kv_cache_and_never_more_than_is_left() -> None:
-    assert max_new_tokens(10, None, None, 100, 60, "prompt") == 15
-    assert max_new_tokens(92, None, None, 100, 400, "prompt") == 8
-    assert max_new_tokens(55, None, None, 100, 60, "prompt") == 5
-    assert max_new_tokens(60, None, None, 100, 50, "prompt") == 1
+    assert max_new_tokens(10, None, 100, 60, "prompt") == 15
+    assert max_new_tokens(92, None, 100, 400, "prompt") == 8
+    assert max_new_tokens(55, None, 100, 60, "prompt") == 5
+    assert max_new_tokens(60, None, 100, 50, "prompt") == 1
 
 
-@pytest.mark.parametrize(("num_prompt", "asked"), [(10, 91), (100, None), (5000, 1)])
+def test_choices_divide_the_share_until_it_would_be_little() -> None:
+    assert [max_new_tokens(10, None, 9000, 8000, "prompt", n) for n in (1, 2, 100)] == [2000, 1000, 256]
+
+
+@pytest.mark.parametrize(("num_prompt", "asked"), [(10, 91), (100, None), (5000, 1), (101, 0)])
 def test_too_long_names_limit_prompt_and_request(num_prompt: int, asked: int | None) -> None:
     with pytest.raises(ApiError) as caught:
-        max_new_tokens(num_prompt, asked, None, 100, 0, "messages")
+        max_new_tokens(num_prompt, asked, 100, 0, "messages")
     assert caught.value.code == "context_length_exceeded"
-    assert {"100", str(num_prompt), str(asked or 1)} <= set(caught.value.message.replace(".", " ").split())
+    wanted = 1 if asked is None else asked
+    assert {"100", str(num_prompt), str(wanted)} <= set(caught.value.message.replace(".", " ").split())
 
 
 def test_an_empty_prompt_is_refused() -> None:
     with pytest.raises(ApiError, match="empty"):
-        max_new_tokens(0, 5, None, 100, 0, "prompt")
+        max_new_tokens(0, 5, 100, 0, "prompt")
 
 
 def test_errors_of_the_mesh_keep_their_status_and_code() -> None:

@@ -126,8 +126,9 @@ from pathlib import Path
 import services.gateway.process
 from meshnet.model_files import ModelFiles
 from services.gateway.tokenization import load_tokenizer
+from services.gateway.tools.conversation import Conversation
 tokenizer = load_tokenizer(ModelFiles("m", Path({str(smollm2_gguf)!r})))
-prompt = tokenizer.render_chat([{{"role": "user", "content": "hi"}}])
+prompt = tokenizer.render_chat(Conversation(({{"role": "user", "content": "hi"}},)))
 ids = tokenizer.encode(prompt, special_tokens=False)
 import json
 print(json.dumps([tokenizer.decode(ids), [n for n in sys.modules if n.startswith("torch.")]]))

@@ -17,6 +17,7 @@ from meshnet.errors import InvalidRequest
 from meshnet.model_files import ModelFiles
 from services.gateway.detokenizer import REPLACEMENT, Detokenizer
 from services.gateway.tokenization import ModelTokenizer, load_tokenizer
+from services.gateway.tools.conversation import Conversation
 from tests.services.node.engine.alice import ALICE
 
 CORPUS = [
@@ -70,7 +71,7 @@ def test_any_text_gives_the_same_ids(ours: ModelTokenizer, theirs: Any) -> None:
 
 def test_the_special_tokens_and_the_template_are_those_of_transformers(ours: ModelTokenizer, theirs: Any) -> None:
     messages = [{"role": "system", "content": "é"}, {"role": "user", "content": "hi"}]
-    assert ours.render_chat(messages) == theirs.apply_chat_template(
+    assert ours.render_chat(Conversation(tuple(messages))) == theirs.apply_chat_template(
         messages, tokenize=False, add_generation_prompt=True
     )
     assert ours.tokenizer.special_tokens_map == theirs.special_tokens_map
@@ -128,7 +129,7 @@ def test_a_sentencepiece_file_gives_the_ids_that_transformers_gives(tmp_path: Pa
         assert ids[0] == 1
         assert ours.decode(ids) == theirs.decode(ids, skip_special_tokens=True)
     with pytest.raises(InvalidRequest, match="no chat template"):
-        ours.render_chat([{"role": "user", "content": "a"}])
+        ours.render_chat(Conversation(({"role": "user", "content": "a"},)))
 
 
 @pytest.fixture(scope="module")
@@ -169,7 +170,7 @@ def test_what_goes_wrong_in_a_template_is_an_invalid_request(directory: Path, te
     loaded = load_tokenizer(ModelFiles("m", directory))
     loaded.tokenizer.chat_template = template
     with pytest.raises(InvalidRequest, match=said):
-        loaded.render_chat([{"role": "user", "content": "a"}])
+        loaded.render_chat(Conversation(({"role": "user", "content": "a"},)))
 
 
 def test_code_in_a_directory_is_never_run(directory: Path, tmp_path: Path) -> None:

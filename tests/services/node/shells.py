@@ -14,13 +14,16 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from meshnet.errors import PositionMismatch
+from meshnet.logprobs import TokenLogprobs
 from meshnet.model import LayerRange, Quantization
 from meshnet.topology import Topology
 from services.node.config import NodeConfig
+from services.node.core.choices import Choice
 from services.node.core.sessions import SessionTable
 from services.node.core.shards import ShardTable
 from services.node.core.speculation import NewLimit, no_drafts
 from services.node.core.work import (
+    Buffer,
     CacheWork,
     ForwardWork,
     FreeWork,
@@ -29,9 +32,11 @@ from services.node.core.work import (
     Result,
     ReuseWork,
     SampleWork,
+    ScoreWork,
     SessionKey,
     ShardSpec,
     Work,
+    rows_of,
 )
 from services.node.entry import EntryPoint
 from services.node.forwarding import Forwarding
@@ -45,6 +50,16 @@ WIDTH = 8
 NUM_LAYERS = 12
 VOCABULARY = 100
 SPLITS = {"a": (0, 4), "b": (4, 8), "c": (8, 12)}
+
+
+def next_token(hidden: Buffer) -> int:
+    return memoryview(hidden).cast("B").cast("H")[0] % VOCABULARY
+
+
+def logprobs(hidden: Buffer, token: int, num_top: int) -> TokenLogprobs:
+    """They say which token it was and what was expected."""
+    first = next_token(hidden)
+    return TokenLogprobs(-float(token), tuple(((first + index) % VOCABULARY, 0.0 - index) for index in range(num_top)))
 
 
 @dataclass
@@ -84,7 +99,12 @@ class CountingExecutor:
             case FreeWork() | KeepWork() | ReuseWork():
                 return self._manage(work)
             case SampleWork():
-                return memoryview(work.hidden).cast("B").cast("H")[0] % VOCABULARY
+                token = next_token(work.hidden)
+                asked = work.top_logprobs is not None
+                return Choice(token, logprobs(work.hidden, token, work.top_logprobs or 0) if asked else None)
+            case ScoreWork():
+                scored = zip(rows_of(work.hidden, len(work.targets)), work.targets, strict=True)
+                return tuple(logprobs(row, target, work.top_logprobs) for row, target in scored)
             case PromptWork():
                 rows = array.array("H", [value for token in work.token_ids for value in (token, *[0] * (WIDTH - 1))])
             case ForwardWork():
@@ -134,7 +154,7 @@ class CountingExecutor:
 
 @dataclass
 class Shell:
-    """One node without tracker and gRPC."""
+    """One node without tracker and gRPC. `given_up`: models whose layers it would serve no more."""
 
     config: NodeConfig
     executor: CountingExecutor
@@ -142,6 +162,7 @@ class Shell:
     prober: Prober
     entry: EntryPoint
     server: HttpServer
+    given_up: list[str]
 
     @property
     def sessions(self) -> SessionTable:
@@ -188,12 +209,20 @@ def make_shell(
     model_id = spec.manifest.model_id
     sessions.ledger(model_id).add_layers(spec.layers, spec.kv_tokens)
     peers = Peers(lambda: snapshot[0], config.compression, config.hop_timeout)
+    given_up: list[str] = []
     forwarding = Forwarding(
-        shards, sessions, Runner(executor), peers, config.reorder_timeout, keeps=config.prefix_reuse
+        shards,
+        sessions,
+        Runner(executor),
+        peers,
+        config.reorder_timeout,
+        node_id=config.node_id,
+        keeps=config.prefix_reuse,
+        on_broken=given_up.append,
     )
     prober = Prober(config.node_id, forwarding, lambda: snapshot[0], config.probe_timeout, lambda: None)
     entry = EntryPoint(config, forwarding, prober, new_limit)
-    return Shell(config, executor, forwarding, prober, entry, HttpServer(config, forwarding, dict))
+    return Shell(config, executor, forwarding, prober, entry, HttpServer(config, forwarding, dict), given_up)
 
 
 async def close(shell: Shell) -> None:

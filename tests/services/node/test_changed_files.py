@@ -11,6 +11,7 @@ from meshnet.directive import Directive, DirectiveKind, DirectiveState, FailureK
 from meshnet.model import LayerRange, Quantization
 from meshnet.topology import Topology
 from services.node.config import NodeConfig
+from services.node.core.compression import Compression
 from services.node.core.sessions import SessionTable
 from services.node.core.shards import ShardTable
 from services.node.directive_worker import DirectiveWorker
@@ -45,7 +46,7 @@ def truncate(folder: Path) -> None:
 async def test_nothing_is_loaded_from_files_that_have_changed(tmp_path: Path, change: object, failure: str) -> None:
     files = save_model(tmp_path, TINY["llama"])
     config = NodeConfig("n", "", "", "", "", 10**9, Quantization.BFLOAT16, models={MODEL: files})
-    peers = Peers(Topology, None, 1.0)
+    peers = Peers(Topology, Compression.OFF, 1.0)
     forwarding = Forwarding(ShardTable(), SessionTable(), Runner(TorchExecutor({MODEL: files})), peers, 1.0)
     final: asyncio.Queue[Directive] = asyncio.Queue()
 

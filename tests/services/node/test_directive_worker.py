@@ -15,6 +15,7 @@ from meshnet.errors import BadFiles, LoadFailed, NoRoom
 from meshnet.model import LayerRange, Quantization
 from meshnet.topology import Topology
 from services.node.config import NodeConfig
+from services.node.core.compression import Compression
 from services.node.core.sessions import Piece, SessionTable
 from services.node.core.shards import ShardTable
 from services.node.core.work import LoadedShard, Progress, SessionKey, ShardSpec
@@ -59,7 +60,7 @@ async def bench(
         fallbacks=(Quantization.INT8,),
         drain_timeout=drain_timeout,
     )
-    peers = Peers(Topology, None, 1.0)
+    peers = Peers(Topology, Compression.OFF, 1.0)
     forwarding = Forwarding(ShardTable(), SessionTable(), Runner(executor or StubExecutor()), peers, 1.0)
     reports: list[Directive] = []
 

@@ -18,6 +18,7 @@ from meshnet import wire
 from meshnet.model import LayerRange, Quantization
 from meshnet.topology import Topology
 from services.node.config import NodeConfig
+from services.node.core.compression import Compression
 from services.node.core.sessions import SessionTable
 from services.node.core.shards import ShardTable
 from services.node.core.work import ShardSpec
@@ -62,7 +63,7 @@ class StubNode:
 async def serve(width: int) -> AsyncIterator[StubNode]:
     config = NodeConfig("n", "", "127.0.0.1:0", "", "127.0.0.1", 0, Quantization.BFLOAT16, body_timeout=0.3)
     shards, sessions, runner = ShardTable(), SessionTable(), Runner(StubExecutor())
-    peers = Peers(Topology, None, 5.0)
+    peers = Peers(Topology, Compression.OFF, 5.0)
     forwarding = Forwarding(shards, sessions, runner, peers, reorder_timeout=0.2)
     spec = ShardSpec(manifest("golden", 12, width), LayerRange(4, 8), Quantization.BFLOAT16, KV_TOKENS)
     executor = runner.executor

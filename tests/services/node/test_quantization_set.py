@@ -11,6 +11,7 @@ from meshnet.directive import Directive, DirectiveKind, DirectiveState, FailureK
 from meshnet.model import LayerRange, Quantization
 from meshnet.topology import ShardState, Topology
 from services.node.config import NodeConfig
+from services.node.core.compression import Compression
 from services.node.core.sessions import SessionTable
 from services.node.core.shards import ShardTable
 from services.node.core.work import PromptWork, Segment, SessionKey
@@ -44,7 +45,7 @@ async def test_shards_of_one_model_may_differ_in_quantization(tmp_path: Path) ->
     manifest = read_manifest(files)
     executor = TorchExecutor({MODEL: files})
     config = NodeConfig("n", "", "", "", "", 10**9, Q.BFLOAT16, fallbacks=(Q.INT8,))
-    peers = Peers(Topology, None, 1.0)
+    peers = Peers(Topology, Compression.OFF, 1.0)
     forwarding = Forwarding(ShardTable(), SessionTable(), Runner(executor), peers, 1.0)
     final: asyncio.Queue[Directive] = asyncio.Queue()
 

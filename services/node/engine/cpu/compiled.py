@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import threading
+import zlib
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numba
@@ -12,12 +14,10 @@ import numpy as np
 import torch
 from numba import float32, int64, njit, set_num_threads, uint16, void
 
-from services.node.engine.cpu import loops
-
-# Sums may be taken in any order; what is not a number stays so, and a division by zero gives what it gives in torch.
-_OPTIONS: dict[str, Any] = {"fastmath": {"reassoc", "contract", "nsz", "arcp"}, "error_model": "numpy", "nogil": True}
+from services.node.engine.cpu import attend, head, layer, loops, tiles
 
 _config: Any = numba.config
+_types: Any = numba.types
 _ROW, _ROWS, _HEADS, _TOKENS = uint16[::1], uint16[:, ::1], uint16[:, :, ::1], int64[::1]
 _SIGNATURES = {
     "rms_norm": void(_ROWS, _ROW, float32, _ROWS),
@@ -27,6 +27,9 @@ _SIGNATURES = {
     "norm_heads": void(_ROWS, int64, int64, _ROW, float32),
     "store": void(_ROWS, int64, _HEADS, _HEADS, _TOKENS),
 }
+_TABLE, _SIZES = int64[:, ::1], _types.UniTuple(int64, 4)
+_LAYERS = void(_ROWS, _TABLE, float32[:, ::1], float32[::1], _SIZES, _ROWS, _ROWS, _TABLE, _TABLE, _ROWS)
+_GREEDY = void(_ROWS, _ROWS, float32[::1], int64[::1])
 _ATTEND = void(_ROWS, _HEADS, _HEADS, _TOKENS, _TOKENS, _TOKENS, float32, _ROWS)
 
 Loop = Callable[..., None]
@@ -41,6 +44,18 @@ def loop(name: str) -> Loop:
 def attend_loop(head_dim: int, group: int) -> Loop:
     """The loop of attention for heads of this size, `group` of which share keys."""
     return _attend_loop(head_dim, group, torch.get_num_threads())
+
+
+@functools.cache
+def layers_loop() -> Loop:
+    """The loop of consecutive layers, for one thread."""
+    return _compiled(layer.make_layers(_version()), _LAYERS, threads=1)
+
+
+@functools.cache
+def greedy_loop() -> Loop:
+    """The loop of an LM head and the greedy choice, for one thread."""
+    return _compiled(head.make_greedy(_version()), _GREEDY, threads=1)
 
 
 def bits(tensor: torch.Tensor) -> Bits:
@@ -59,6 +74,13 @@ def _attend_loop(head_dim: int, group: int, threads: int) -> Loop:
     return _compiled(loops.make_attend(head_dim, group), _ATTEND, threads)
 
 
+@functools.cache
+def _version() -> int:
+    """Of the code that loops of several files are made of: what is kept on disk is stale only when its own changes."""
+    sources = (Path(module.__file__ or "").read_bytes() for module in (loops, layer, attend, head, tiles))
+    return zlib.crc32(b"".join(sources))
+
+
 def _compiled(function: Callable[..., None], signature: Any, threads: int) -> Loop:
     """At once and for these types only: no step waits for a compiler."""
     parallel = threads > 1
@@ -66,12 +88,12 @@ def _compiled(function: Callable[..., None], signature: Any, threads: int) -> Lo
         # The one that is always there. It lets one thread call at a time.
         _config.THREADING_LAYER = "workqueue"
     try:
-        code: Loop = njit(signature, cache=True, parallel=parallel, **_OPTIONS)(function)
+        code: Loop = njit(signature, cache=True, parallel=parallel, **loops.OPTIONS)(function)
     except RuntimeError as error:
         if "cannot cache" not in str(error):
             raise
         # There is no place on disk for it.
-        code = njit(signature, parallel=parallel, **_OPTIONS)(function)
+        code = njit(signature, parallel=parallel, **loops.OPTIONS)(function)
     return _in_turn(code, threads) if parallel else code
 
 

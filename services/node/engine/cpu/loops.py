@@ -1,17 +1,28 @@
 """The loops that a CPU runs compiled, in place of chains of torch's small operations.
 
 Arrays of bfloat16 come as their bits, uint16, which compiled loops know as the upper half of a float32 only. Each row's
-result depends on that row alone. All in one file: a change in any of it makes what is kept of the others stale.
+result depends on that row alone.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from llvmlite import ir
 from numba import njit, prange, types
 from numba.extending import intrinsic
+
+# Sums may be taken in any order; what is not a number stays so, and a division by zero gives what it gives in torch.
+OPTIONS: dict[str, Any] = {"fastmath": {"reassoc", "contract", "nsz", "arcp"}, "error_model": "numpy", "nogil": True}
+
+
+def inner(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A part of loops that are compiled, which they call."""
+    code: Callable[..., Any] = njit(**OPTIONS)(function)
+    return code
+
 
 # An argument below gives a subnormal number, which is as good as zero.
 _LEAST_EXPONENT = -87.0
@@ -40,13 +51,13 @@ _as_bits: Any = intrinsic(_generate_bits)
 
 
 @njit(inline="always")
-def _widened(half: Any) -> Any:
+def widened(half: Any) -> Any:
     """The float32 of a bfloat16's bits."""
     return _as_float(np.uint32(half) << np.uint32(16))
 
 
 @njit(inline="always")
-def _rounded(value: Any) -> Any:
+def rounded(value: Any) -> Any:
     """The bits of the nearest bfloat16, the even one of two; what is not a number stays so."""
     bits = _as_bits(np.float32(value))
     nearest = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
@@ -54,7 +65,7 @@ def _rounded(value: Any) -> Any:
 
 
 @njit(inline="always")
-def _exp(value: Any) -> Any:
+def exp(value: Any) -> Any:
     """Of a float32 of at most 0, within two units in the last place; what is not a number stays so.
 
     2**k times a polynomial in what is left, whose coefficients are those of Cephes' expf.
@@ -78,10 +89,10 @@ def _norm(values: Any, weight: Any, epsilon: Any, normed: Any) -> None:
     width = len(weight)
     squares = np.float32(0.0)
     for i in range(width):
-        squares += _widened(values[i]) * _widened(values[i])
+        squares += widened(values[i]) * widened(values[i])
     scale = np.float32(1.0) / np.sqrt(squares / np.float32(width) + epsilon)
     for i in range(width):
-        normed[i] = _rounded(_widened(_rounded(_widened(values[i]) * scale)) * _widened(weight[i]))
+        normed[i] = rounded(widened(rounded(widened(values[i]) * scale)) * widened(weight[i]))
 
 
 def rms_norm(x: Any, weight: Any, epsilon: Any, out: Any) -> None:
@@ -96,7 +107,7 @@ def add_rms_norm(x: Any, more: Any, weight: Any, epsilon: Any, total: Any, out: 
     for row in prange(rows):
         values, others, sums = x[row], more[row], total[row]
         for i in range(width):
-            sums[i] = _rounded(_widened(values[i]) + _widened(others[i]))
+            sums[i] = rounded(widened(values[i]) + widened(others[i]))
         _norm(sums, weight, epsilon, out[row])
 
 
@@ -106,10 +117,10 @@ def silu_mul(gate_up: Any, out: Any) -> None:
     for row in prange(rows):
         gates, ups, products = gate_up[row, :width], gate_up[row, width:], out[row]
         for i in range(width):
-            gate = _widened(gates[i])
-            power = _exp(-abs(gate))
-            gated = _rounded(gate * (np.float32(1.0) if gate >= 0 else power) / (np.float32(1.0) + power))
-            products[i] = _rounded(_widened(gated) * _widened(ups[i]))
+            gate = widened(gates[i])
+            power = exp(-abs(gate))
+            gated = rounded(gate * (np.float32(1.0) if gate >= 0 else power) / (np.float32(1.0) + power))
+            products[i] = rounded(widened(gated) * widened(ups[i]))
 
 
 def rotate(heads: Any, num_rotated: Any, cos: Any, sin: Any) -> None:
@@ -122,16 +133,16 @@ def rotate(heads: Any, num_rotated: Any, cos: Any, sin: Any) -> None:
             first = head * head_dim
             low, high = heads[row, first : first + half], heads[row, first + half : first + head_dim]
             for i in range(half):
-                a, b = _widened(low[i]), _widened(high[i])
+                a, b = widened(low[i]), widened(high[i])
                 cos_a, sin_b = (
-                    _widened(_rounded(a * _widened(low_cos[i]))),
-                    _widened(_rounded(b * _widened(low_sin[i]))),
+                    widened(rounded(a * widened(low_cos[i]))),
+                    widened(rounded(b * widened(low_sin[i]))),
                 )
                 cos_b, sin_a = (
-                    _widened(_rounded(b * _widened(high_cos[i]))),
-                    _widened(_rounded(a * _widened(high_sin[i]))),
+                    widened(rounded(b * widened(high_cos[i]))),
+                    widened(rounded(a * widened(high_sin[i]))),
                 )
-                low[i], high[i] = _rounded(cos_a - sin_b), _rounded(cos_b + sin_a)
+                low[i], high[i] = rounded(cos_a - sin_b), rounded(cos_b + sin_a)
 
 
 def norm_heads(heads: Any, first_head: Any, num_heads: Any, weight: Any, epsilon: Any) -> None:
@@ -150,9 +161,12 @@ def store(heads: Any, first_head: Any, keys: Any, values: Any, slots: Any) -> No
     for row in prange(len(slots)):
         for head in range(kv_heads):
             first = (first_head + head) * head_dim
-            keys[head, slots[row]] = heads[row, first : first + head_dim]
-            first += kv_heads * head_dim
-            values[head, slots[row]] = heads[row, first : first + head_dim]
+            then = first + kv_heads * head_dim
+            key, value = keys[head, slots[row]], values[head, slots[row]]
+            new_key, new_value = heads[row, first : first + head_dim], heads[row, then : then + head_dim]
+            # One by one: to assign them at once takes two seconds to compile.
+            for i in range(head_dim):
+                key[i], value[i] = new_key[i], new_value[i]
 
 
 @njit(inline="always")
@@ -160,7 +174,7 @@ def _score(asked: Any, keys: Any, scaling: Any, seen: Any, weights: Any) -> None
     """Of `asked` `[group, head_dim]` against each of `keys` `[tokens, head_dim]`, into `weights` `[group, tokens]`."""
     for token in range(keys.shape[0]):
         for i in range(len(seen)):
-            seen[i] = _widened(keys[token, i])
+            seen[i] = widened(keys[token, i])
         for g in range(asked.shape[0]):
             score = np.float32(0.0)
             for i in range(len(seen)):
@@ -169,19 +183,34 @@ def _score(asked: Any, keys: Any, scaling: Any, seen: Any, weights: Any) -> None
 
 
 @njit(inline="always")
-def _weigh(weights: Any) -> Any:
+def _largest(values: Any) -> Any:
+    """Eight at a time: in one chain each would wait for the one before. What is not a number may be passed over."""
+    parts = np.full(8, -np.inf, np.float32)
+    whole = len(values) // 8 * 8
+    for first in range(0, whole, 8):
+        for i in range(8):
+            value = values[first + i]
+            parts[i] = value if value > parts[i] else parts[i]
+    largest = np.float32(-np.inf)
+    for i in range(8):
+        largest = max(largest, parts[i])
+    for i in range(whole, len(values)):
+        largest = max(largest, values[i])
+    return largest
+
+
+@njit(inline="always")
+def weigh(weights: Any) -> Any:
     """Makes weights of a row of scores, in place; returns their sum, by which they have yet to be divided.
 
     They are rounded to bfloat16 and their sum is not, as in torch's kernels: what comes out has mostly the same bits.
     """
-    largest = np.float32(-np.inf)
-    for token in range(len(weights)):
-        largest = max(largest, weights[token])
+    largest = _largest(weights)
     total = np.float32(0.0)
     for token in range(len(weights)):
-        weight = _exp(weights[token] - largest)
+        weight = exp(weights[token] - largest)
         total += weight
-        weights[token] = _widened(_rounded(weight))
+        weights[token] = widened(rounded(weight))
     return total
 
 
@@ -190,7 +219,7 @@ def _sum(weights: Any, values: Any, seen: Any, attended: Any) -> None:
     """Adds `values` `[tokens, head_dim]`, weighted, to `attended` `[group, head_dim]`."""
     for token in range(values.shape[0]):
         for i in range(len(seen)):
-            seen[i] = _widened(values[token, i])
+            seen[i] = widened(values[token, i])
         for g in range(attended.shape[0]):
             for i in range(len(seen)):
                 attended[g, i] += weights[g, token] * seen[i]
@@ -214,13 +243,13 @@ def make_attend(head_dim: int, group: int) -> Any:
             first = head * group * head_dim
             for g in range(group):
                 for i in range(head_dim):
-                    asked[g, i] = _widened(query[row, first + g * head_dim + i])
+                    asked[g, i] = widened(query[row, first + g * head_dim + i])
             _score(asked, keys[head, begin:end], scaling, seen, weights)
             for g in range(group):
-                totals[g] = _weigh(weights[g])
+                totals[g] = weigh(weights[g])
             _sum(weights, values[head, begin:end], seen, attended)
             for g in range(group):
                 for i in range(head_dim):
-                    out[row, first + g * head_dim + i] = _rounded(attended[g, i] * (np.float32(1.0) / totals[g]))
+                    out[row, first + g * head_dim + i] = rounded(attended[g, i] * (np.float32(1.0) / totals[g]))
 
     return attend

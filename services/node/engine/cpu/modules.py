@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from services.node.engine.attention import attend_packed
-from services.node.engine.cpu.compiled import Bits, bits, loop
+from services.node.engine.cpu.compiled import Bits, attend_loop, bits, loop
 from services.node.engine.fused import FusedPart
 from services.node.engine.segments import Segments
 
@@ -72,8 +72,10 @@ class PackedAttention(nn.Module):
         self.num_heads = part.out_features // self.head_dim
         self.kv_heads = module.k_proj.out_features // self.head_dim
         self.window = window
-        self._scaling = float(module.scaling)
-        self._rotates = bool(getattr(module, "use_rope", True))
+        self.scaling = float(module.scaling)
+        self.rotates = bool(getattr(module, "use_rope", True))
+        # Compiled now, and not in the first step.
+        attend_loop(self.head_dim, self.num_heads // self.kv_heads)
         self._rotate, self._norm = loop("rotate"), loop("norm_heads")
 
     def forward(
@@ -100,10 +102,10 @@ class PackedAttention(nn.Module):
         for norm, count in zip(self.norms, (self.num_heads, self.kv_heads), strict=False):
             self._norm(heads, first, count, norm.bits, norm.epsilon)
             first += count
-        if self._rotates:
+        if self.rotates:
             self._rotate(heads, self.num_heads + self.kv_heads, *segments.rotation(position_embeddings))
         return attend_packed(
-            self.layer_idx, qkv, self.num_heads, self.kv_heads, self._scaling, self.window, segments, output
+            self.layer_idx, qkv, self.num_heads, self.kv_heads, self.scaling, self.window, segments, output
         )
 
 

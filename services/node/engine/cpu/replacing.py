@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from services.node.engine.cpu.modules import CompiledLayer, GatedLayer, PackedAttention, RmsNorm, Scratch
+from services.node.engine.cpu.whole import prepare
 from services.node.engine.fused import FusedPart
 
 # Those whose code is the same but for names, and who says how many tokens their attention sees; tests compare each
@@ -58,5 +59,7 @@ def with_compiled_parts(module: nn.Module, device: torch.device, dtype: torch.dt
     if kind in _ATTENTIONS and isinstance(any_module.q_proj, FusedPart):
         return PackedAttention(module, _ATTENTIONS[kind](module))
     if kind in _LAYERS and all(isinstance(getattr(module, name), part) for name, part in _PARTS.items()):
-        return CompiledLayer(module, scratch)
+        layer = CompiledLayer(module, scratch)
+        prepare(layer)
+        return layer
     return module

@@ -16,6 +16,7 @@ from services.node.core.work import (
     ReuseWork,
     SampleWork,
     Sampling,
+    ScoreWork,
     Segment,
     SessionKey,
     Work,
@@ -38,6 +39,7 @@ def prompt(session: str, tokens: int = 1) -> PromptWork:
 
 
 SAMPLE = SampleWork("m", b"", Sampling(), 0.0)
+SCORE = ScoreWork("m", b"", (1, 2), 0)
 
 
 def test_the_decodes_of_many_sessions_share_a_step() -> None:
@@ -101,6 +103,7 @@ WORKS = st.lists(
         st.builds(forward, st.sampled_from("abc"), st.integers(1, 300)),
         st.builds(prompt, st.sampled_from("abc"), st.integers(1, 300)),
         st.just(SAMPLE),
+        st.just(SCORE),
         st.builds(lambda s: FreeWork((key(s),)), st.sampled_from("abc")),
         st.builds(lambda s: KeepWork(key(s), 128), st.sampled_from("abc")),
         st.builds(lambda s, t: ReuseWork(key(s), key(t), 128, take=True), st.sampled_from("ab"), st.just("c")),
@@ -119,7 +122,7 @@ def sessions_of(work: Work) -> set[str]:
             return {work.key.session}
         case ReuseWork():
             return {work.source.session, work.target.session}
-        case SampleWork():
+        case SampleWork() | ScoreWork():
             return set()
 
 

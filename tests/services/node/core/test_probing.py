@@ -107,7 +107,7 @@ def test_a_route_without_room_is_neither_ready_nor_failed() -> None:
 def test_a_hop_failure_under_a_generation_takes_the_proof_back_and_probes_at_once() -> None:
     table = proven()
     table.generation_failed("m", "b", "b is gone", 7.0)
-    assert table.outcomes() == (RouteProbe("m", THROUGH_B, "b is gone"),)
+    assert table.outcomes() == (RouteProbe("m", THROUGH_B, "layers 4-12 do not answer: b is gone"),)
     assert table.retry_at() == 7.0
     table.succeeded(the_only(table.start(WHOLE, 7.0)), 0.5, 7.0)
     assert table.outcomes() == (READY_B,)
@@ -149,7 +149,7 @@ def test_a_hop_failure_takes_the_proof_of_all_routes_through_that_node_back() ->
         table.succeeded(probe, 0.5, 0.0)
     assert {probe.route[1].node_id for probe in table.start(mesh, REFRESH_SECONDS)} == {"b", "c"}
     table.generation_failed("m", "d", "d is gone", 1.0)
-    assert [outcome.failure for outcome in table.outcomes()] == ["d is gone"]
+    assert [outcome.failure for outcome in table.outcomes()] == ["layers 8-12 do not answer: d is gone"]
 
 
 def test_few_probes_are_under_way_at_once_and_what_is_not_ready_comes_first() -> None:

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from services.node.core.choices import Choice
 from services.node.core.speculation import (
     LAST_PAUSE,
     MAX_ROW_TOKENS,
@@ -130,7 +131,8 @@ def test_drafts_are_never_longer_than_there_is_room_for() -> None:
     drafts = Drafts([1, 2, 3, 1, 2], FixedLimit(7))
     assert drafts.next(3, StepCost(), 1) == (3, 1, 2)
     assert drafts.next(0, StepCost(), 1) == drafts.next(-1, StepCost(), 1) == ()
-    assert drafts.settle((3, 1, 2), [3, 1, 9, 9]) == [3, 1, 9]
+    drawn: list[Choice | BaseException] = [Choice(3), Choice(1), Choice(9), ValueError("behind a draft that was wrong")]
+    assert drafts.settle((3, 1, 2), drawn) == drawn[:3]
     assert drafts.counts == DraftCounts(1, 3, 2)
     for token in (3, 1, 9):
         drafts.emitted(token)

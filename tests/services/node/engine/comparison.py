@@ -27,8 +27,8 @@ from meshnet.model import LayerRange, Quantization
 from meshnet.model_files import ModelFiles
 from services.node.engine.shard import TorchShard
 from services.node.files.manifest import read_manifest
-from tests.oracle import QUANTIZED, chunked_logits, relative_rms, unsharded_and_exact
-from tests.parity import TOLERATED_STEPS, ParityReport, Reference, bfloat16_step, check_emitted
+from tests.oracle import QUANTIZED, relative_rms, unsharded_and_exact
+from tests.parity import TOLERATED_STEPS, ParityReport, Reference, bfloat16_step
 from tests.services.node.engine.models import Mesh, load, mesh_of
 from tests.services.node.engine.rounded import round_what_transformers_leaves
 
@@ -103,9 +103,8 @@ class Case:
         assert (exact if is_exact else served) < apart, seen
         assert exact < NOISE_SHARE * noise + BOUNDARY_NOISE, seen
         reference = self.exact if is_exact else self.served
-        rows = chunked_logits(reference, [prompt, *[[token] for token in emitted[:-1]]])
         steps = TOLERATED_STEPS if real_size else max(TOLERATED_STEPS, self._steps_of(noise))
-        return check_emitted(rows[len(prompt) - 1 :], emitted, steps)
+        return reference.check(prompt, emitted, steps)
 
     def _steps_of(self, noise: float) -> float:
         """Three times a noise, in bfloat16 steps of the largest logits."""
@@ -125,7 +124,7 @@ def make_case(
     if quantization in QUANTIZED:
         round_what_transformers_leaves(by_float32.model, quantization)
         round_what_transformers_leaves(by_transformers.model, quantization)
-    served_logits, exact_logits = chunked_logits(by_transformers, steps), chunked_logits(by_float32, steps)
+    served_logits, exact_logits = by_transformers.logits_in_steps(steps), by_float32.logits_in_steps(steps)
     return Case(
         files=files,
         quantization=quantization,

@@ -233,7 +233,8 @@ class Mesh:
 
     def sample(self, hidden: dict[str, memoryview], sampling: Sampling | None = None) -> dict[str, int]:
         works = [SampleWork(self.manifest.model_id, row, sampling or Sampling(), 0.5) for row in hidden.values()]
-        return dict(zip(hidden, run(self.shards[0][0], works), strict=True))
+        choices = run(self.shards[0][0], works)
+        return {session: choice.token_id for session, choice in zip(hidden, choices, strict=True)}
 
     def generate(
         self, prompts: Mapping[str, Sequence[int]], num_tokens: int, chunk: int = 1 << 20

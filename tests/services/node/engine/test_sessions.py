@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from meshnet.errors import InvalidRequest, KvFull, PositionMismatch, UnknownModel, WrongLayers
+from meshnet.errors import InvalidRequest, KvFull, NotFinite, PositionMismatch, UnknownModel, WrongLayers
 from meshnet.model import KvPrecision, LayerRange, Quantization
 from meshnet.model_files import ModelFiles
 from services.node.core.work import (
@@ -123,8 +123,8 @@ def test_prompts_past_a_cache_block_and_a_query_block(
     rows = run(executor, [prompt_work("a", 0, ids[:129], 0)])
     assert rows[0].nbytes == 0
     (last,) = run(executor, [prompt_work("a", 129, ids[129:], 1)])
-    (token,) = run(executor, [SampleWork(MODEL, last, Sampling(), 0.0)])
-    reference.check(ids, [token], tolerated)
+    (choice,) = run(executor, [SampleWork(MODEL, last, Sampling(), 0.0)])
+    reference.check(ids, [choice.token_id], tolerated)
 
 
 def test_only_the_wanted_rows_come_back_in_the_order_of_segments(executor: TorchExecutor) -> None:
@@ -164,12 +164,14 @@ def test_hidden_states_that_are_not_numbers_harm_only_their_own_session(executor
     bad = SampleWork(MODEL, b"\xff\xff" * 64, Sampling(), 0.5)
     first, second, third = executor.run([good, bad, good])
     assert [first, third] == [alone, alone]
-    assert isinstance(second, InvalidRequest)
+    assert isinstance(second, NotFinite)
     key = SessionKey("nan", MODEL, ALL)
     broken = ForwardWork(MODEL, ALL, (Segment(key, 0, 1, 1),), b"\xff\xff" * 64)
     fine = ForwardWork(MODEL, ALL, (Segment(SessionKey("b", MODEL, ALL), 0, 1, 1),), good.hidden)
     (wanted,) = run(executor, [fine])
-    assert run(executor, [broken, fine])[1] == wanted
+    refused, beside = executor.run([broken, fine])
+    assert isinstance(refused, NotFinite)
+    assert beside == wanted
 
 
 def test_the_context_ends(executor: TorchExecutor) -> None:
@@ -237,8 +239,8 @@ def test_sessions_that_move_in_memory_are_none_the_wiser(
         more = prompts[grows] + prompt_of(128, 7)
         (row,) = run(executor, [prompt_work(grows, len(prompts[grows]), more[len(prompts[grows]) :], 1)])
         prompts[grows] = more
-        (token,) = run(executor, [SampleWork(MODEL, row, Sampling(), 0.0)])
-        reference.check(more, [token], tolerated)
+        (choice,) = run(executor, [SampleWork(MODEL, row, Sampling(), 0.0)])
+        reference.check(more, [choice.token_id], tolerated)
         executor.check_integrity()
 
 

@@ -19,6 +19,7 @@ from meshnet.model import LayerRange, Quantization
 from meshnet.model_files import ModelFiles
 from meshnet.topology import Topology
 from services.node.config import NodeConfig
+from services.node.core.compression import Compression
 from services.node.core.sessions import SessionTable
 from services.node.core.shards import ShardTable
 from services.node.core.work import ForwardWork, Segment, SessionKey, ShardSpec
@@ -57,7 +58,7 @@ def stored_bytes(files: ModelFiles, layers: LayerRange) -> int:
 async def served(*models: ModelFiles, cache: Path | None = None) -> AsyncIterator[str]:
     """The HTTP server of a node that has these models; its address."""
     config = NodeConfig("n", "", "", "", "", 0, Quantization.BFLOAT16, models={m.model_id: m for m in models})
-    peers, runner = Peers(Topology, None, 5.0), Runner(StubExecutor())
+    peers, runner = Peers(Topology, Compression.OFF, 5.0), Runner(StubExecutor())
     weights = MeshWeights(cache, "n", "", Topology) if cache else None
     server = HttpServer(config, Forwarding(ShardTable(), SessionTable(), runner, peers, 1.0), dict, weights)
     try:

@@ -1,0 +1,1 @@
+"""Meshes over slow links."""
