@@ -19,7 +19,7 @@ from meshnet.errors import PositionMismatch
 from meshnet.topology import Hop
 from meshnet.wire import FrameHeaders, Prefix
 from services.node.constraint import Constraint
-from services.node.core.batching import DECODED_TOKENS
+from services.node.core.batching import DECODED_TOKENS, chunk_starts
 from services.node.core.choices import Allowed, Choice
 from services.node.core.history import History
 from services.node.core.request import Emitted, FinishReason, GenerationRequest
@@ -30,10 +30,6 @@ from services.node.drawing import Draws, draw
 from services.node.forwarding import Forwarding
 from services.node.lane import Lane, Lanes
 from services.node.scoring import PromptScores
-
-# While others decode here: they wait for one with each of their frames, on every hop. With 16 tokens behind a prompt of
-# 4,000 a step takes twice as long as without.
-BUSY_CHUNK_TOKENS = 12
 
 log = logging.getLogger(__name__)
 
@@ -169,7 +165,7 @@ class Sequence:
     async def _run_prompt(self, tokens: tuple[int, ...], begin: int) -> Buffer:
         """Runs the prompt from `begin` on; chunk i+1 leaves while chunk i is still travelling."""
         is_busy = self._lanes.are_busy(self._request.model_id)
-        starts = self._starts(begin, BUSY_CHUNK_TOKENS if is_busy else None)
+        starts = self._starts(begin, self._forwarding.runner.executor.busy_chunk_tokens if is_busy else None)
         under_way: deque[asyncio.Task[Buffer]] = deque()
         try:
             for index, start in enumerate(starts):
@@ -196,7 +192,7 @@ class Sequence:
         total = len(self._request.prompt)
         generated = max(begin, total - self._request.num_generated)
         size = size or chunk_tokens(generated - begin, len(self.route))
-        return [*range(begin, generated, size), *range(generated, total, DECODED_TOKENS)]
+        return [*chunk_starts(begin, generated, size), *range(generated, total, DECODED_TOKENS)]
 
     async def _run_local(self, tokens: tuple[int, ...], position: int, *, last: bool) -> Buffer:
         await self._forwarding.accept([Piece(self.key, position, len(tokens))], first_chunk=True)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from meshnet.model import BLOCK_TOKENS
 from meshnet.routing import Route
 from meshnet.wire import Prefix
+from services.node.core.batching import DECODED_TOKENS
 from services.node.core.prefixes import Match, Name, PrefixTable
 from services.node.core.work import SessionKey
 from services.node.forwarding import Forwarding
@@ -21,12 +22,17 @@ SETTLE_SECONDS = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """A new session on its route, and the names of its blocks: those that it may begin with, if it `reuses` any."""
+    """A new session on its route, and the names of its blocks: others may begin with all of them, it with the first
+    `num_reused` at most."""
 
     key: SessionKey
     route: Route
     names: tuple[Name, ...]
-    reuses: bool = True
+    num_reused: int
+
+    @property
+    def reused(self) -> tuple[Name, ...]:
+        return self.names[: self.num_reused]
 
 
 class PrefixReuse:
@@ -40,13 +46,18 @@ class PrefixReuse:
 
     def wanted(self, key: SessionKey, route: Route, prompt: Items[int], *, reuses: bool = True) -> Wanted:
         """Of a prompt its whole blocks, but never its last token, whose output is needed. `reuses` False: others may
-        begin with them, but this session computes them itself."""
-        return Wanted(key, route, self._table.names(key.model_id, prompt[:-1]) if self._enabled else (), reuses)
+        begin with them, but this session computes them itself.
+
+        It always computes more tokens than are decoded at once: fewer would be rounded like those.
+        """
+        names = self._table.names(key.model_id, prompt[:-1]) if self._enabled else ()
+        num_reused = max(0, len(prompt) - 1 - DECODED_TOKENS) // BLOCK_TOKENS
+        return Wanted(key, route, names, num_reused if reuses else 0)
 
     async def until_settled(self, wanted: Wanted) -> None:
         """Waits for the end of the session that would be continued: its last token may have been read before its hops
         know that there are no more."""
-        match = self._table.find(wanted.route, wanted.names) if wanted.reuses else None
+        match = self._table.find(wanted.route, wanted.reused)
         if match and (ending := self._ending.get(match.key)):
             await asyncio.wait([ending], timeout=SETTLE_SECONDS)
 
@@ -88,7 +99,7 @@ class PrefixReuse:
         self._table.check_integrity()
 
     def _find(self, wanted: Wanted) -> Prefix | None:
-        while wanted.reuses and (match := self._table.find(wanted.route, wanted.names)):
+        while match := self._table.find(wanted.route, wanted.reused):
             if match.key != wanted.key and (prefix := self._prefix(match)):
                 return prefix
             # It has been given up, or is about to be written over.

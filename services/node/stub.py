@@ -9,6 +9,7 @@ from meshnet.errors import WrongLayers
 from meshnet.logprobs import TokenLogprobs
 from meshnet.model import LayerRange
 from meshnet.wire import BYTES_PER_ELEMENT, Buffer
+from services.node.core.batching import BLOCK_ROWS
 from services.node.core.choices import Choice
 from services.node.core.work import (
     ForwardWork,
@@ -42,6 +43,10 @@ class StubExecutor:
     @property
     def machine(self) -> str:
         return "stub"
+
+    @property
+    def busy_chunk_tokens(self) -> int:
+        return BLOCK_ROWS
 
     def memory_free_bytes(self) -> None:
         """It takes none."""

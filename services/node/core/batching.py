@@ -22,8 +22,23 @@ TOKEN_BUDGET = 512
 # A session that brings no more tokens decodes: the last that it has drawn, and drafts. The end of a prompt may be as
 # short, and is then run as quickly.
 DECODED_TOKENS = 16
+# Tokens of a prompt in one of the blocks that a session's attention is computed in where kernels round a row otherwise
+# with each number of rows. Chunks begin where blocks do, so that it never matters how a prompt was cut.
+BLOCK_ROWS = 32
 # Tokens of prompts in a step in which sessions decode too, unless the first chunk alone has more: they wait little.
 MIXED_TOKENS = 24
+
+
+def chunk_starts(begin: int, end: int, size: int) -> list[int]:
+    """Where chunks of tokens `[begin, end)` of a prompt begin.
+
+    The end of one, if it would be as short as what is decoded, and rounded so, goes with the chunk before it: a prompt
+    is rounded alike in chunks of any size that is longer.
+    """
+    starts = list(range(begin, end, size))
+    if len(starts) > 1 and end - starts[-1] <= DECODED_TOKENS < size:
+        starts.pop()
+    return starts
 
 
 def choose_batch(

@@ -275,6 +275,11 @@ class Executor(Protocol):
         """What speeds depend on beside the model: device, threads, versions."""
         ...
 
+    @property
+    def busy_chunk_tokens(self) -> int:
+        """How many tokens of a prompt go into a step of sessions that decode: they wait for it, on every hop."""
+        ...
+
     def memory_free_bytes(self) -> int | None:
         """Memory of the device that nobody uses now. None: not known. From any thread."""
         ...

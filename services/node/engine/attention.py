@@ -20,14 +20,13 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from services.node.core.batching import DECODED_TOKENS
 from services.node.core.workspace import SCORE_VALUES
 from services.node.engine.cpu.compiled import attend_loop, bits, loop
+from services.node.engine.kernels import attended_rows
 from services.node.engine.kv_pool import LayerPool
 from services.node.engine.kv_rows import KvRows
 from services.node.engine.segments import CachedSegment, Segments
 
 ATTENTION = "meshnet"
 
-# Rows of a long prompt that are attended for at once: bounds the mask, and skips keys that lie after them all.
-_QUERY_ROWS = 512
 # Keys, and as many values, that are made of 8-bit integers at once, unless one head has more: bounds the memory for it.
 # On a CPU they stay in its cache, on a GPU each time costs launches.
 _VALUES_AT_ONCE = {"cpu": 1 << 18, "cuda": 1 << 23}
@@ -184,12 +183,13 @@ def _attend_many(
     segment: CachedSegment, query: torch.Tensor, cached: KvRows, rules: _Rules, output: torch.Tensor
 ) -> None:
     """Writes the attention of `query` `[1, heads, tokens, head_dim]` to `output` `[tokens, heads, head_dim]`."""
-    step = _QUERY_ROWS
+    step = attended_rows(query.device)
     if not rules.is_plain:
         step = min(step, max(1, SCORE_VALUES // (query.shape[1] * cached.keys.shape[1])))
-    for start in range(0, query.shape[2], step):
-        stop = min(start + step, query.shape[2])
-        first, end = segment.position + start, segment.position + stop
+    first, last = segment.position, segment.position + query.shape[2]
+    while first < last:
+        end = min(first - first % step + step, last)
+        start, stop = first - segment.position, end - segment.position
         begin = rules.first_seen(first)
         window = rules.window if rules.first_seen(end - 1) else None
         causal = first == 0 and window is None and rules.is_plain
@@ -210,6 +210,7 @@ def _attend_many(
             else:
                 attended = _attend_by_rules(asked[0], keys, values, mask, rules.of_heads(heads))
             output[start:stop, heads] = attended.transpose(0, 1)
+        first = end
 
 
 def _parts(num_heads: int, seen: KvRows) -> Iterator[tuple[slice, KvRows]]:

@@ -44,7 +44,7 @@ from services.node.engine.choosing import draw, score
 from services.node.engine.config import make_config
 from services.node.engine.device import free_bytes, give_back, is_out_of_memory, machine_name
 from services.node.engine.held_model import HeldModel
-from services.node.engine.kernels import bound_memory, loading
+from services.node.engine.kernels import bound_memory, busy_chunk_tokens, loading
 from services.node.engine.kv_pool import allocate_pools
 from services.node.engine.loading import load_shard
 from services.node.engine.precision import BOUNDARY_DTYPE, half_dtype
@@ -85,6 +85,10 @@ class TorchExecutor:
     @property
     def machine(self) -> str:
         return f"{machine_name(self._device)}, {self._threads} threads, torch {torch.__version__}"
+
+    @property
+    def busy_chunk_tokens(self) -> int:
+        return busy_chunk_tokens(self._device)
 
     def memory_free_bytes(self) -> int:
         return free_bytes(self._device)

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.nn.functional import linear, pad
 
+from services.node.core.batching import BLOCK_ROWS
 from services.node.core.workspace import HEAD_PIECE_VALUES
 from services.node.engine.cpu import head, tiles
 from services.node.engine.cpu.compiled import bits, greedy_loop
@@ -21,6 +22,9 @@ NUM_KERNELS = 128
 _KERNEL_CACHES = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")
 # More rows are filled up to a multiple, so that few shapes occur; matrix units take so many at once anyway.
 _ROWS = 16
+# Of a prompt beside those that decode: with 16 of those they are still few enough for the loops of whole layers.
+_FEW_PROMPT_ROWS = 12
+_MANY_ROWS = 512
 # Up to so many rows an LM head of any width is multiplied without a copy of it.
 _FEW_ROWS = 64
 # glibc's mallopt: allocations of this size and more are memory of their own, given back when freed; what is free at the
@@ -56,9 +60,33 @@ def _set_malloc(option: int, value: int) -> None:
 
 
 def padded(rows: torch.Tensor) -> torch.Tensor:
-    """`[n, width]`, or with a leading 1, with rows of zeros up to one of the counts that kernels are kept for."""
-    more = -rows.shape[-2] % _ROWS if rows.shape[-2] > _ROWS else 0
+    """`[n, width]`, or with a leading 1, with rows of zeros up to one of the counts that kernels are kept for.
+
+    Where there are no matrix units a single row gets another one: oneDNN multiplies it by kernels of their own, which
+    round otherwise than those for several, and what comes out would depend on who else is in the step. They are no
+    faster.
+    """
+    count = rows.shape[-2]
+    more = -count % _ROWS if count > _ROWS else int(count == 1 and not tiles.are_available())
     return pad(rows, (0, 0, 0, more)) if more else rows
+
+
+def attended_rows(device: torch.device) -> int:
+    """Rows of a long prompt that are attended for at once: bounds the mask, and skips keys that lie after them all.
+
+    On processors without matrix units torch's attention rounds a row otherwise with each number of rows: of a prompt of
+    300 tokens one value in 400 is another if it comes in chunks of 12. In blocks it is the same however it comes.
+    """
+    return BLOCK_ROWS if device.type == "cpu" and not tiles.are_available() else _MANY_ROWS
+
+
+def busy_chunk_tokens(device: torch.device) -> int:
+    """How many tokens of a prompt go into a step of sessions that decode.
+
+    With 16 tokens of others behind a prompt of 4,000 such a step takes twice as long as without. Loops that run whole
+    layers on matrix units take no more than so few, and round them as attention of many rows does there.
+    """
+    return _FEW_PROMPT_ROWS if device.type == "cpu" and tiles.are_available() else BLOCK_ROWS
 
 
 class TiedHead(nn.Module):

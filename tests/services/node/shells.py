@@ -18,6 +18,7 @@ from meshnet.logprobs import TokenLogprobs
 from meshnet.model import LayerRange, Quantization
 from meshnet.topology import Topology
 from services.node.config import NodeConfig
+from services.node.core.batching import BLOCK_ROWS
 from services.node.core.choices import Choice
 from services.node.core.sessions import SessionTable
 from services.node.core.shards import ShardTable
@@ -75,6 +76,7 @@ class CountingExecutor:
     held: dict[SessionKey, list[int]] = field(default_factory=dict)
     seen: dict[str, list[int]] = field(default_factory=dict)
     num_run: int = 0
+    busy_chunk_tokens: int = BLOCK_ROWS
     lacking: set[SessionKey] = field(default_factory=set)
     steps: list[int] = field(default_factory=list)
     fail: Exception | None = None

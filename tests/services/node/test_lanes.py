@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from meshnet import wire
 from meshnet.errors import PositionMismatch
 from meshnet.wire import FrameHeaders
+from services.node.core.batching import BLOCK_ROWS
 from services.node.core.lanes import rows_for_next_frame
 from services.node.core.work import PromptWork, Result, SampleWork, Work
-from services.node.generation import BUSY_CHUNK_TOKENS
 from tests.services.node.shells import CountingExecutor, Shell, three_nodes
 from tests.services.node.test_generation import expected, request, run, until, until_idle
 
@@ -91,7 +91,7 @@ async def test_chunks_of_a_prompt_travel_beside_those_that_decode() -> None:
 
         def watched(batch: Sequence[Work]) -> list[Result]:
             lengths = sorted(work.num_tokens for work in batch if isinstance(work, PromptWork))
-            if lengths and lengths[-1] == BUSY_CHUNK_TOKENS:
+            if lengths and lengths[-1] == BLOCK_ROWS:
                 (beside if lengths[0] == 1 else alone).append(lengths)
             return run_batch(batch)
 
@@ -99,10 +99,10 @@ async def test_chunks_of_a_prompt_travel_beside_those_that_decode() -> None:
         running = [asyncio.create_task(run(nodes["a"], one)) for one in asked]
         await until(lambda: len(executor.cached) == 4 and min(executor.cached.values()) > 8)
         executor.run = watched  # type: ignore[method-assign]
-        long = request(40 * BUSY_CHUNK_TOKENS, 2)
+        long = request(15 * BLOCK_ROWS, 2)
         assert await run(nodes["a"], long) == expected(long)
         assert await asyncio.gather(*running) == [expected(one) for one in asked]
-        assert len(beside) >= 30 > 4 * len(alone)
+        assert len(beside) >= 11 > 4 * len(alone)
         await until_idle(nodes)
 
 

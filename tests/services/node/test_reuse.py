@@ -89,8 +89,10 @@ async def test_prompts_that_begin_alike_share_what_they_have_in_common() -> None
         assert {shell.sessions.num_kept for shell in nodes.values()} == {3}
 
 
-@pytest.mark.parametrize(("length", "reused"), [(128, 0), (129, 128), (255, 128), (256, 128), (257, 256), (400, 256)])
-async def test_the_last_token_of_a_prompt_is_always_run(length: int, reused: int) -> None:
+@pytest.mark.parametrize(
+    ("length", "reused"), [(128, 0), (144, 0), (145, 128), (255, 128), (272, 128), (273, 256), (400, 256)]
+)
+async def test_the_last_tokens_of_a_prompt_are_always_run(length: int, reused: int) -> None:
     async with three_nodes() as nodes:
         await ask(nodes, SYSTEM)
         assert (await ask(nodes, (SYSTEM + SYSTEM)[:length])).cached == reused

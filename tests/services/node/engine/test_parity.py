@@ -156,7 +156,7 @@ def test_float32_logits_of_mixed_chunks_equal_the_unsharded_model(
 @pytest.mark.parametrize("kind", ["llama", "mistral-window", "gemma2", "gpt_oss"])
 def test_long_chunks_are_attended_for_in_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     """Of 7 rows here, so that there are several a chunk, and blocks of one row."""
-    monkeypatch.setattr(attention, "_QUERY_ROWS", 7)
+    monkeypatch.setattr(attention, "attended_rows", lambda device: 7)
     files = save_model(tmp_path, TINY[kind])
     assert deviation(sharded_logits(float32_shards(files)), unsharded_logits(files)) < LOGITS_TOLERANCE
 
