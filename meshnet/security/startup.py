@@ -25,8 +25,8 @@ def check_listens(listens: Mapping[str, str], secret: SharedSecret | None, *, in
         raise InvalidRequest(
             f"{told} can be reached from other machines, and there is no token: anybody there could use this mesh, "
             "read what passes through it and give it orders. Make a token with `meshnet token FILE`, copy the file to "
-            "every machine of the mesh and name it with --token-file FILE or MESHNET_TOKEN_FILE. Or listen at 127.0.0.1. "
-            "Or say --insecure, if everybody who can reach this machine may do all of that"
+            "every machine of the mesh and name it with --token-file FILE or MESHNET_TOKEN_FILE. Or listen at "
+            "127.0.0.1. Or say --insecure, if everybody who can reach this machine may do all of that"
         )
     log.warning(
         "INSECURE: there is no token, so whoever can reach %s can use this mesh, read what passes through it and give "

@@ -53,11 +53,12 @@ def test_the_first_is_sent_and_all_are_accepted(path: Path) -> None:
     assert not accepts(secret, OTHER)
 
 
-@pytest.mark.parametrize("header", [None, "", "Bearer ", f"Basic {OLD}", OLD, f"Bearer {OLD}, Bearer {OLD}"])
-def test_who_shows_none_is_told_how_to(path: Path, header: str | None) -> None:
-    with pytest.raises(Unauthenticated, match=r"Authorization: Bearer TOKEN.*MESHNET_TOKEN_FILE") as caught:
-        SharedSecret(path).check(header)
-    assert OLD not in str(caught.value)
+def test_who_shows_none_is_told_how_to(path: Path) -> None:
+    secret = SharedSecret(path)
+    for header in (None, "", "Bearer ", f"Basic {OLD}", OLD, f"Bearer {OLD}, Bearer {OLD}", "ä", "\udcff"):
+        with pytest.raises(Unauthenticated, match=r"Authorization: Bearer TOKEN.*MESHNET_TOKEN_FILE") as caught:
+            secret.check(header)
+        assert OLD not in str(caught.value)
 
 
 def test_a_rotation_never_refuses_what_somebody_may_still_send(path: Path, clock: Clock) -> None:
