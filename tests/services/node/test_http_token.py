@@ -210,6 +210,26 @@ async def test_peers_without_it_are_told_why(node: Node) -> None:
         await stranger.close()
 
 
+async def test_what_was_refused_to_be_freed_is_freed_when_the_token_is_right(node: Node, tmp_path: Path) -> None:
+    frame, hop = wire.FrameHeaders(1, 3, WIDTH, (SESSION,), cached=(0,), layers=LAYERS), Hop("n", LAYERS)
+    assert await node.peers.send(hop, frame, BODY) == bytes(len(BODY))
+    replace_file(tmp_path / "other", [OTHER])
+    topology = models.topology(replace(models.node("n", (4, 8)), forward_address=node.address), num_layers=12)
+    behind = Peers(lambda: topology, Compression.OFF, 5.0, secret=SharedSecret(tmp_path / "other"))
+    watching = asyncio.create_task(behind.watch())
+    try:
+        await behind.free(SESSION, (hop,))
+        assert len(node.sessions) == 1
+        replace_file(tmp_path / "other", [TOKEN])
+        async with asyncio.timeout(SECONDS):
+            while len(node.sessions):
+                await asyncio.sleep(0.01)
+    finally:
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
+        await behind.close()
+
+
 async def test_frames_in_a_row_outlive_a_rotation(node: Node) -> None:
     position = 0
     for tokens in ([TOKEN], [TOKEN, NEW], [NEW, TOKEN], [NEW]):
