@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -40,6 +41,7 @@ class SharedSecret:
     def __init__(self, path: Path, clock: Callable[[], float] = time.monotonic) -> None:
         self.path = path
         self._clock = clock
+        self._looking = threading.Lock()
         self._stamp = stamp_of(path)
         self._tokens = _read(path)
         self._look_at = clock() + LOOK_SECONDS
@@ -65,26 +67,28 @@ class SharedSecret:
             self._look()
         if is_one_of(shown, self._tokens.accepted):
             return True
-        return self._look() and is_one_of(shown, self._tokens.accepted)
+        self._look()
+        return is_one_of(shown, self._tokens.accepted)
 
-    def _look(self) -> bool:
-        """Whether the tokens are others now."""
+    def _look(self) -> None:
         self._look_at = self._clock() + LOOK_SECONDS
-        stamp = stamp_of(self.path)
-        if stamp == self._stamp:
-            return False
-        # First: what is written meanwhile has another one.
-        self._stamp = stamp
+        # Who looks while another thread reads waits for what it finds.
+        with self._looking:
+            stamp = stamp_of(self.path)
+            if stamp != self._stamp:
+                # First: what is written meanwhile has another one.
+                self._stamp = stamp
+                self._read_again()
+
+    def _read_again(self) -> None:
         try:
             tokens = _read(self.path)
         except InvalidRequest as error:
             log.error("the tokens stay what they were: %s", error)  # noqa: TRY400 (the message is the point)
-            return False
-        if tokens == self._tokens:
-            return False
-        self._tokens = tokens
-        log.info("the tokens in %s have changed: %d accepted", self.path, len(tokens.accepted))
-        return True
+            return
+        if tokens != self._tokens:
+            self._tokens = tokens
+            log.info("the tokens in %s have changed: %d accepted", self.path, len(tokens.accepted))
 
 
 def _read(path: Path) -> _Tokens:

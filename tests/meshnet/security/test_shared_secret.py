@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
@@ -110,6 +112,27 @@ def test_the_file_is_seldom_looked_at_for_what_is_accepted(path: Path, clock: Cl
     assert accepts(secret, OLD), "not looked at yet"
     assert accepts(secret, NEW), "looked at before it is refused"
     assert not accepts(secret, OLD)
+
+
+def test_no_thread_is_refused_while_another_one_reads(path: Path) -> None:
+    """Each shows what it has just read to one that all of them share."""
+    secret = SharedSecret(path)
+    done = threading.Event()
+
+    def show() -> int:
+        shown = 0
+        while not done.is_set():
+            secret.check(secret.authorization)
+            shown += 1
+        return shown
+
+    with ThreadPoolExecutor(4) as pool:
+        showing = [pool.submit(show) for _ in range(4)]
+        for _ in range(50):
+            replace_file(path, [NEW, OLD])
+            replace_file(path, [OLD, NEW])
+        done.set()
+        assert all(each.result() for each in showing)
 
 
 def test_no_text_of_it_has_a_token(path: Path, caplog: pytest.LogCaptureFixture) -> None:
