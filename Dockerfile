@@ -26,7 +26,9 @@ COPY services ./services
 RUN /opt/meshnet/bin/pip install --no-deps --no-index --no-build-isolation --root /code .
 
 FROM ${BASE}
-RUN useradd --uid 10001 --create-home meshnet
+# A new volume in the place of the second folder belongs to whom the folder does.
+RUN useradd --uid 10001 --create-home meshnet \
+    && install --directory --owner meshnet --mode 0700 /var/lib/meshnet
 COPY --from=build /opt/meshnet /opt/meshnet
 COPY --from=code /code /
 ENV PATH=/opt/meshnet/bin:$PATH PYTHONUNBUFFERED=1 HF_HUB_OFFLINE=1

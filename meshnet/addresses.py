@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ipaddress
+
 from meshnet.errors import InvalidRequest
 
 WILDCARD_HOSTS = frozenset({"0.0.0.0", "::", ""})
@@ -23,4 +25,10 @@ def join_address(host: str, port: int) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    return host in {"localhost", "::1"} or host.startswith("127.")
+    """Names other than localhost are none, whatever they stand for: anybody can register 127.example.net."""
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return host == "localhost"
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return (mapped or address).is_loopback

@@ -9,6 +9,7 @@
     │   ├── BadFrame            a frame breaks the wire format
     │   │   └── CorruptFrame    a frame is not what was sent; to be sent again
     │   └── WireVersionMismatch the frame is of another wire version
+    ├── Unauthenticated         the mesh has a token, and the request does not show it (401)
     ├── UnknownModel            no such model here (404)
     ├── UnknownVocabulary       a grammar names a vocabulary that this node must be given first (412)
     ├── PositionMismatch        the KV cache is shorter than the frame's position (409)
@@ -72,6 +73,11 @@ class CorruptFrame(BadFrame):
 
 class WireVersionMismatch(InvalidRequest):
     code = "wire_version"
+
+
+class Unauthenticated(MeshnetError):
+    code = "unauthenticated"
+    status = 401
 
 
 class UnknownModel(MeshnetError):

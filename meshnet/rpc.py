@@ -25,10 +25,14 @@ from meshnet.errors import (
     MeshnetError,
     MissingLayers,
     NextHopTimeout,
+    Unauthenticated,
     UnknownModel,
     UnknownVocabulary,
     Unregistered,
 )
+from meshnet.security.grpc_guard import TokenGuard
+from meshnet.security.grpc_signing import SignedChannel
+from meshnet.security.shared_secret import SharedSecret
 
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 KEEPALIVE_MS = 20_000
@@ -57,6 +61,7 @@ CHANNEL_OPTIONS: Sequence[tuple[str, int]] = (
 
 _STATUS: dict[type[MeshnetError], grpc.StatusCode] = {
     InvalidRequest: grpc.StatusCode.INVALID_ARGUMENT,
+    Unauthenticated: grpc.StatusCode.UNAUTHENTICATED,
     UnknownModel: grpc.StatusCode.NOT_FOUND,
     UnknownVocabulary: grpc.StatusCode.FAILED_PRECONDITION,
     Unregistered: grpc.StatusCode.NOT_FOUND,
@@ -70,13 +75,22 @@ _STATUS: dict[type[MeshnetError], grpc.StatusCode] = {
 }
 
 
-def channel(address: str) -> grpc.aio.Channel:
+def channel(address: str, secret: SharedSecret | None = None) -> grpc.aio.Channel:
     """A channel to a member of the mesh. Connects when first used."""
-    return grpc.aio.insecure_channel(address, options=list(CHANNEL_OPTIONS))
+    opened = grpc.aio.insecure_channel(address, options=list(CHANNEL_OPTIONS))
+    return SignedChannel(opened, secret) if secret else opened
 
 
-def server() -> grpc.aio.Server:
-    return grpc.aio.server(options=list(SERVER_OPTIONS))
+def blocking_channel(address: str, secret: SharedSecret | None = None) -> grpc.Channel:
+    """The same, for commands."""
+    opened = grpc.insecure_channel(address, options=list(CHANNEL_OPTIONS))
+    return SignedChannel(opened, secret) if secret else opened
+
+
+def server(secret: SharedSecret | None = None) -> grpc.aio.Server:
+    """With a secret, it answers nobody who does not show it, but health checks."""
+    guards = [TokenGuard(secret, abort)] if secret else None
+    return grpc.aio.server(options=list(SERVER_OPTIONS), interceptors=guards)
 
 
 async def add_reflection_and_health(server: grpc.aio.Server, *service_names: str) -> health.aio.HealthServicer:

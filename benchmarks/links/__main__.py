@@ -59,12 +59,12 @@ def mesh_over(link: Link, num_nodes: int) -> Iterator[Mesh]:
         return
     with namespaces.hosts(num_nodes, link.rate) as hosts:
         nodes = [
-            replace(spec, prefix=host.prefix, options=(*spec.options, "--listen", f"{host.address}:0"))
+            replace(spec, prefix=host.prefix, options=(*spec.options, "--listen", f"{host.address}:0", "--insecure"))
             for spec, host in zip(specs(num_nodes, *OPTIONS), hosts, strict=True)
         ]
         with running_mesh(
             [f"{MODEL}={smollm2_path()}"], nodes, deploy=[MODEL], kv_tokens=KV_TOKENS, gateway=True,
-            tracker_options=["--listen", f"{namespaces.SWITCH_ADDRESS}:0"],
+            tracker_options=["--listen", f"{namespaces.SWITCH_ADDRESS}:0", "--insecure"],
         ) as mesh:  # fmt: skip
             mesh.wait_for(lambda topology: is_proven(topology, num_nodes), "a token has come through all nodes")
             yield mesh

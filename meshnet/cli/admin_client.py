@@ -14,6 +14,7 @@ from meshnet.admin import DeployWish, Event, NodeDescription, PlanPreview
 from meshnet.directive import Directive
 from meshnet.errors import MeshnetError
 from meshnet.model import ModelManifest
+from meshnet.security.shared_secret import SharedSecret
 from meshnet.topology import NOT_PROBED, DeployedModel, Node, RouteProbe, Topology
 from meshnet.v1 import admin_pb2, admin_pb2_grpc, tracker_pb2, tracker_pb2_grpc
 from meshnet.wire import WIRE_VERSION
@@ -24,9 +25,9 @@ CALL_TIMEOUT = 5.0
 class AdminClient:
     """Blocking calls to a tracker. Each raises grpc.RpcError."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, secret: SharedSecret | None = None) -> None:
         self.address = address
-        self._channel = grpc.insecure_channel(address, options=list(rpc.CHANNEL_OPTIONS))
+        self._channel = rpc.blocking_channel(address, secret)
         self._admin = admin_pb2_grpc.AdminStub(self._channel)
         self._tracker = tracker_pb2_grpc.TrackerStub(self._channel)
 
@@ -121,9 +122,9 @@ class AdminClient:
 
 
 @contextmanager
-def admin_client(address: str) -> Iterator[AdminClient]:
+def admin_client(address: str, secret: SharedSecret | None = None) -> Iterator[AdminClient]:
     """A client for one command: a failed call ends the command with one clear line."""
-    client = AdminClient(address)
+    client = AdminClient(address, secret)
     try:
         yield client
     except grpc.RpcError as error:

@@ -158,7 +158,7 @@ class Chat:
 
     def _model(self, name: str) -> None:
         try:
-            names = model_names(self.answering.url)
+            names = model_names(self.answering.url, self.answering.secret)
         except ChatFailed as error:
             self._complain(str(error))
             return

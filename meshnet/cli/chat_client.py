@@ -10,6 +10,8 @@ from typing import Any
 import httpx
 
 from meshnet.cli.conversation import Message
+from meshnet.security.bearer import bearer
+from meshnet.security.shared_secret import SharedSecret
 
 CONNECT_TIMEOUT = 5.0
 READ_TIMEOUT = 300.0
@@ -27,6 +29,7 @@ class Answering:
     model: str
     max_tokens: int | None = None
     temperature: float = 0.0
+    secret: SharedSecret | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +55,8 @@ def stream_chat(answering: Answering, messages: Sequence[Message]) -> Generator[
     timeout = httpx.Timeout(READ_TIMEOUT, connect=CONNECT_TIMEOUT)
     is_whole = False
     try:
-        with httpx.stream("POST", f"{answering.url}/v1/chat/completions", json=body, timeout=timeout) as answer:
+        url, auth = f"{answering.url}/v1/chat/completions", bearer(answering.secret)
+        with httpx.stream("POST", url, json=body, timeout=timeout, auth=auth) as answer:
             if answer.status_code != 200:
                 answer.read()
                 raise ChatFailed(_refusal(answer))
@@ -67,10 +71,10 @@ def stream_chat(answering: Answering, messages: Sequence[Message]) -> Generator[
         raise ChatFailed("the gateway ended the answer early; /retry asks again")
 
 
-def model_names(url: str) -> list[str]:
+def model_names(url: str, secret: SharedSecret | None = None) -> list[str]:
     """Of all models of the mesh. Raises ChatFailed if there is none."""
     try:
-        answer = httpx.get(f"{url}/v1/models", timeout=CONNECT_TIMEOUT)
+        answer = httpx.get(f"{url}/v1/models", timeout=CONNECT_TIMEOUT, auth=bearer(secret))
         if answer.status_code != 200:
             raise ChatFailed(_refusal(answer))
         names = [str(model["id"]) for model in answer.json()["data"]]
@@ -83,9 +87,9 @@ def model_names(url: str) -> list[str]:
     return names
 
 
-def first_model(url: str) -> str:
+def first_model(url: str, secret: SharedSecret | None = None) -> str:
     """The only model of the mesh, or the first. Raises ChatFailed if there is none."""
-    return model_names(url)[0]
+    return model_names(url, secret)[0]
 
 
 def _parts(event: dict[str, Any]) -> Iterator[AnswerPart]:

@@ -17,6 +17,7 @@ from meshnet.cli.admin_client import admin_client
 from meshnet.cli.directives import directives_table
 from meshnet.cli.options import DEFAULT_TRACKER, JsonOption, TrackerOption
 from meshnet.cli.output import console, print_json, table
+from meshnet.security.options import SecretOption
 from meshnet.sizes import format_size
 from meshnet.topology import Node, ShardState
 
@@ -29,10 +30,11 @@ MAX_DIRECTIVES = 12
 def describe(
     node_id: Annotated[str, typer.Argument(help="A node of the mesh.")],
     tracker: TrackerOption = DEFAULT_TRACKER,
+    secret: SecretOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show one node: its memory, what it holds, what is measured of it, and what it was told to do."""
-    with admin_client(tracker) as client:
+    with admin_client(tracker, secret) as client:
         description = client.describe(node_id)
     if as_json:
         print_json(asdict(description))

@@ -17,6 +17,7 @@ from meshnet.cli.options import DEFAULT_TRACKER, JsonOption, TrackerOption
 from meshnet.cli.output import console, format_age, print_json, table
 from meshnet.directive import Directive, DirectiveState
 from meshnet.model import KvPrecision
+from meshnet.security.options import SecretOption
 from meshnet.sizes import format_size
 
 STYLES = {DirectiveState.FAILED: "red", DirectiveState.READY: "green", DirectiveState.DROPPED: "green"}
@@ -51,10 +52,11 @@ def weights(directive: Directive) -> str:
 def directives(
     node_id: Annotated[str, typer.Argument(help="A node of the mesh, or one that was. Default: all.")] = "",
     tracker: TrackerOption = DEFAULT_TRACKER,
+    secret: SecretOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """List what nodes were told to load and drop, why, and what became of it; the newest last."""
-    with admin_client(tracker) as client:
+    with admin_client(tracker, secret) as client:
         found = client.directives(node_id)
     if as_json:
         print_json([asdict(directive) for directive in found])

@@ -34,6 +34,8 @@ from meshnet.estimate.presets import PRESETS
 from meshnet.estimate.spec import NodeSpec, parse_nodes
 from meshnet.estimate.surroundings import node_of_spec, surroundings_of_mesh, surroundings_of_specs
 from meshnet.model import BLOCK_TOKENS, KvPrecision, ModelManifest, blocks_for
+from meshnet.security.options import SecretOption
+from meshnet.security.shared_secret import SharedSecret
 from meshnet.topology import DeployedModel
 
 _NODE_HELP = (
@@ -66,6 +68,7 @@ def estimate_command(
     sessions: SessionsOption = None,
     replicas: ReplicasOption = None,
     tracker: TrackerOption = DEFAULT_TRACKER,
+    secret: SecretOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Estimate how fast a mesh would be: its shards, memory, prompts, tokens a second.
@@ -75,7 +78,11 @@ def estimate_command(
     questions = Questions(tuple(prompt or (512, 2048)), tuple(streams or (1, 4, 16, 64)), new_tokens)
     wish = DeployWish(model or "", kv_tokens or 0, 0, context or 0, sessions or 0, replicas or 0, kv)
     try:
-        told = _of_specs(model, parse_nodes(node), wish, questions) if node else _of_mesh(tracker, wish, questions)
+        told = (
+            _of_specs(model, parse_nodes(node), wish, questions, secret)
+            if node
+            else _of_mesh(tracker, wish, questions, secret)
+        )
     except (InvalidRequest, UnknownModel) as error:
         typer.echo(f"meshnet estimate: {error}", err=True)
         raise typer.Exit(2) from None
@@ -85,13 +92,16 @@ def estimate_command(
         console.print(estimate_picture(told, questions))
 
 
-def _of_specs(model: str | None, specs: Sequence[NodeSpec], wish: DeployWish, questions: Questions) -> Estimate:
+def _of_specs(
+    model: str | None, specs: Sequence[NodeSpec], wish: DeployWish, questions: Questions, secret: SharedSecret | None
+) -> Estimate:
     if model is None:
         raise InvalidRequest("name the model that the nodes would serve: --model PATH")
     surroundings = surroundings_of_specs(specs)
     manifest = read_headers(model).manifest
     model_id = manifest.model_id
-    with scratch_tracker() as address, admin_client(address) as client:
+    # Its tracker has the secret where that is in the environment.
+    with scratch_tracker() as address, admin_client(address, secret) as client:
         for index, spec in enumerate(specs):
             is_first = index == 0
             client.register(node_of_spec(spec, manifest, is_first=is_first), [manifest] if is_first else [])
@@ -101,9 +111,9 @@ def _of_specs(model: str | None, specs: Sequence[NodeSpec], wish: DeployWish, qu
     return estimate(settled, model_id, surroundings, questions, preview.shortfalls)
 
 
-def _of_mesh(tracker: str, wish: DeployWish, questions: Questions) -> Estimate:
+def _of_mesh(tracker: str, wish: DeployWish, questions: Questions, secret: SharedSecret | None) -> Estimate:
     """Of a model as it is deployed, or as it is wished for if it is not, or if something is wished for."""
-    with admin_client(tracker) as client:
+    with admin_client(tracker, secret) as client:
         topology, manifests = client.topology(), client.manifests()
         model_id = wish.model_id or next(iter(sorted(topology.models)), "")
         if model_id not in manifests:

@@ -15,6 +15,7 @@ from meshnet.admin import Event, EventLevel
 from meshnet.cli.admin_client import admin_client
 from meshnet.cli.options import DEFAULT_TRACKER, TrackerOption
 from meshnet.cli.output import console, print_json
+from meshnet.security.options import SecretOption
 
 STYLES = {EventLevel.INFO: "", EventLevel.WARNING: "yellow"}
 
@@ -23,10 +24,11 @@ def events(
     past: Annotated[int, typer.Option(help="Also the newest events before now, at most this many.", min=0)] = 20,
     follow: Annotated[bool, typer.Option("--follow/--no-follow", help="Wait for what happens next.")] = True,
     tracker: TrackerOption = DEFAULT_TRACKER,
+    secret: SecretOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line, for programs.")] = False,
 ) -> None:
     """Show what happens in the mesh: nodes, models, directives, coverage. Ctrl-C ends it."""
-    with contextlib.suppress(KeyboardInterrupt), admin_client(tracker) as client:
+    with contextlib.suppress(KeyboardInterrupt), admin_client(tracker, secret) as client:
         happened = client.events(past, past_only=not follow)
         if as_json:
             for event in happened:

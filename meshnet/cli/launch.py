@@ -20,6 +20,8 @@ from meshnet.addresses import WILDCARD_HOSTS, join_address, split_address
 from meshnet.cli.admin_client import AdminClient
 from meshnet.cli.processes import Processes, ProcessFailed
 from meshnet.model import KvPrecision
+from meshnet.security.options import TOKEN_FILE
+from meshnet.security.shared_secret import SharedSecret
 from meshnet.topology import ShardState, Topology
 
 START_SECONDS = 120.0
@@ -66,6 +68,14 @@ class MeshPlan:
     waits_for_others: bool = False
     log_to_terminal: bool = False
     log_level: str = "info"
+    secret: SharedSecret | None = None
+    insecure: bool = False
+
+    @property
+    def listens(self) -> dict[str, str]:
+        """By what it is that listens there."""
+        nodes = {node.node_id: node.listen for node in self.nodes}
+        return {"the tracker at": self.tracker_listen, "the gateway at": self.gateway_listen, **nodes}
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +111,7 @@ class Launcher:
         arguments += ["--kv", plan.kv_precision.value]
         if plan.state:
             arguments += ["--state", str(plan.state)]
+        arguments += self._security()
         tracker = self.processes.start("tracker", "services.tracker", arguments)
         port = self.processes.wait_ready(tracker, r"listening on \S+:(\d+)", START_SECONDS)[1]
         tracker_address = _reachable(plan.tracker_listen, int(port))
@@ -117,7 +128,7 @@ class Launcher:
 
     def wait_until_served(self, mesh: RunningMesh) -> Topology:
         """Shows loading until every layer is served and the gateway knows it. Raises ProcessFailed."""
-        client = AdminClient(mesh.tracker_address)
+        client = AdminClient(mesh.tracker_address, self._plan.secret)
         columns = (
             TextColumn("{task.description}"),
             BarColumn(),
@@ -201,13 +212,18 @@ class Launcher:
         if node.speculate:
             arguments += ["--speculate", node.speculate]
         arguments += ["--tracker-node"] * node.tracker_node + ["--stub"] * node.stub
-        return arguments + self._models()
+        return arguments + self._security() + self._models()
 
     def _gateway(self, tracker_address: str) -> list[str]:
         return [
             *("--tracker", tracker_address, "--listen", self._plan.gateway_listen),
-            *("--log-level", self._plan.log_level, *self._models()),
+            *("--log-level", self._plan.log_level, *self._security(), *self._models()),
         ]
+
+    def _security(self) -> list[str]:
+        """The name of the file, never what is in it: other users of this machine see command lines."""
+        secret = self._plan.secret
+        return [*([TOKEN_FILE, str(secret.path)] if secret else []), *["--insecure"] * self._plan.insecure]
 
     def _models(self) -> list[str]:
         arguments = [argument for model in self._plan.models for argument in ("--model", model)]

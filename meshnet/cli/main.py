@@ -37,7 +37,9 @@ from meshnet.cli.options import (
 from meshnet.cli.plans import plan, rebalance
 from meshnet.cli.run import run_mesh
 from meshnet.cli.status_json import status_json
+from meshnet.cli.token import token
 from meshnet.model import KvPrecision, Quantization
+from meshnet.security.options import InsecureOption, SecretOption
 from meshnet.speculate import Speculate
 
 app = typer.Typer(
@@ -129,6 +131,8 @@ def up(
     ask: AskOption = None,
     log_level: LogLevelOption = "info",
     log_to_terminal: LogOption = False,
+    secret: SecretOption = None,
+    insecure: InsecureOption = False,
 ) -> None:
     """Start a whole mesh on this machine: tracker, nodes and gateway. Ctrl-C ends it all."""
     vrams = one_each(vram, nodes, "--vram")
@@ -158,6 +162,8 @@ def up(
         kv_precision=kv,
         log_level=log_level,
         log_to_terminal=log_to_terminal,
+        secret=secret,
+        insecure=insecure,
     )
     run_mesh(plan, ask, console)
 
@@ -198,6 +204,8 @@ def tracker_node(
     ask: AskOption = None,
     log_level: LogLevelOption = "info",
     log_to_terminal: LogOption = False,
+    secret: SecretOption = None,
+    insecure: InsecureOption = False,
 ) -> None:
     """Run tracker, gateway and the node of the first layers here. Other machines join with `meshnet node`."""
     own = NodePlan(
@@ -226,6 +234,8 @@ def tracker_node(
         waits_for_others=True,
         log_level=log_level,
         log_to_terminal=log_to_terminal,
+        secret=secret,
+        insecure=insecure,
     )
     run_mesh(plan, ask, console)
 
@@ -233,10 +243,11 @@ def tracker_node(
 @app.command()
 def status(
     tracker: TrackerOption = "127.0.0.1:7700",
+    secret: SecretOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="All of it as JSON, for programs.")] = False,
 ) -> None:
     """Show the nodes, what is measured of them, the coverage map and which routes are ready."""
-    with admin_client(tracker) as client:
+    with admin_client(tracker, secret) as client:
         topology, shortfalls, routes = client.topology(), client.shortfalls(), client.routes()
     if as_json:
         typer.echo(status_json(topology, shortfalls, routes))
@@ -251,6 +262,7 @@ def status(
 def deploy(
     model_id: Annotated[str, typer.Argument(help="A model that at least one node has the files of.")],
     tracker: TrackerOption = "127.0.0.1:7700",
+    secret: SecretOption = None,
     kv_tokens: KvTokensOption = None,
     kv: KvOption = KvPrecision.BFLOAT16,
     priority: PriorityOption = 0,
@@ -260,7 +272,7 @@ def deploy(
 ) -> None:
     """Ask the mesh to serve a model."""
     wish = DeployWish(model_id, kv_tokens or 0, priority, context or 0, sessions or 0, replicas or 0, kv)
-    with admin_client(tracker) as client:
+    with admin_client(tracker, secret) as client:
         model, shortfall = client.deploy(wish)
     console.print(
         f"{model.model_id} is deployed: {model.manifest.num_layers} layers. `meshnet status` shows how it loads."
@@ -271,10 +283,12 @@ def deploy(
 
 @app.command()
 def undeploy(
-    model_id: Annotated[str, typer.Argument(help="A deployed model.")], tracker: TrackerOption = "127.0.0.1:7700"
+    model_id: Annotated[str, typer.Argument(help="A deployed model.")],
+    tracker: TrackerOption = "127.0.0.1:7700",
+    secret: SecretOption = None,
 ) -> None:
     """Stop serving a model and free its memory on all nodes."""
-    with admin_client(tracker) as client:
+    with admin_client(tracker, secret) as client:
         client.undeploy(model_id)
     console.print(f"{model_id} is no longer deployed.")
 
@@ -283,10 +297,11 @@ def undeploy(
 def drain(
     node_id: Annotated[str, typer.Argument(help="A node of the mesh.")],
     tracker: TrackerOption = "127.0.0.1:7700",
+    secret: SecretOption = None,
     cancel: Annotated[bool, typer.Option("--cancel", help="Let the node take layers again.")] = False,
 ) -> None:
     """Move a node's layers to others, so that it can be taken away."""
-    with admin_client(tracker) as client:
+    with admin_client(tracker, secret) as client:
         shortfalls = client.drain(node_id, cancel)
     if cancel:
         console.print(f"{node_id} is no longer drained.")
@@ -298,17 +313,19 @@ def drain(
 
 @app.command()
 def evict(
-    node_id: Annotated[str, typer.Argument(help="A node of the mesh.")], tracker: TrackerOption = "127.0.0.1:7700"
+    node_id: Annotated[str, typer.Argument(help="A node of the mesh.")],
+    tracker: TrackerOption = "127.0.0.1:7700",
+    secret: SecretOption = None,
 ) -> None:
     """Throw a node out at once. It may come back when it is started again."""
-    with admin_client(tracker) as client:
+    with admin_client(tracker, secret) as client:
         client.evict(node_id)
     console.print(f"{node_id} is evicted.")
 
 
 app.add_typer(models_app, name="models")
 
-for command in (describe, directives, plan, rebalance, events):
+for command in (describe, directives, plan, rebalance, events, token):
     app.command()(command)
 
 app.command(name="estimate")(estimate_command)
@@ -321,11 +338,12 @@ def chat(
     system: Annotated[str | None, typer.Option(help="System message.")] = None,
     max_tokens: Annotated[int | None, typer.Option(help="Most tokens of one answer.", min=1)] = None,
     temperature: Annotated[float, typer.Option(help="0 always takes the likeliest token.", min=0, max=2)] = 0.0,
+    secret: SecretOption = None,
 ) -> None:
     """Talk to a model of the mesh. Questions may also come over a pipe, one a line."""
     try:
         url = url.rstrip("/")
-        succeeded = run_chat(Answering(url, model or first_model(url), max_tokens, temperature), system)
+        succeeded = run_chat(Answering(url, model or first_model(url, secret), max_tokens, temperature, secret), system)
     except ChatFailed as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(1) from None

@@ -29,6 +29,7 @@ from meshnet.cli.options import (
 from meshnet.cli.output import console, print_json, table
 from meshnet.directive import Directive, DirectiveKind
 from meshnet.model import KvPrecision
+from meshnet.security.options import SecretOption
 
 NOTHING = "nothing to do"
 
@@ -44,6 +45,7 @@ def plan(
     sessions: SessionsOption = None,
     replicas: ReplicasOption = None,
     tracker: TrackerOption = DEFAULT_TRACKER,
+    secret: SecretOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show what the tracker would order, and why. Changes nothing.
@@ -54,7 +56,7 @@ def plan(
         raise typer.BadParameter("name the model that this is for: --deploy MODEL_ID")
     numbers = kv_tokens or 0, priority, context or 0, sessions or 0, replicas or 0
     wish = DeployWish(deploy, *numbers, kv) if deploy else None
-    with admin_client(tracker) as client:
+    with admin_client(tracker, secret) as client:
         preview = client.plan(without or (), wish, rebalance=rebalance)
     if as_json:
         print_json(asdict(preview))
@@ -65,12 +67,13 @@ def plan(
 def rebalance(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     tracker: TrackerOption = DEFAULT_TRACKER,
+    secret: SecretOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Move replicas from layers that have many to layers that have few. Shows what it would do, and asks."""
     if as_json and not yes:
         raise typer.BadParameter("--json asks nobody: add --yes, or look first with `meshnet plan --rebalance --json`")
-    with admin_client(tracker) as client:
+    with admin_client(tracker, secret) as client:
         if not yes:
             preview = client.plan(rebalance=True)
             console.print(plan_picture(preview))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import socket
 
 import typer
@@ -15,12 +16,20 @@ from meshnet.cli.coverage_picture import coverage_picture
 from meshnet.cli.launch import Launcher, MeshPlan, RunningMesh, sigterm_interrupts
 from meshnet.cli.node_tables import measures_table, nodes_table
 from meshnet.cli.processes import ProcessFailed
+from meshnet.errors import InvalidRequest
+from meshnet.security.options import TOKEN_FILE
+from meshnet.security.startup import check_listens
 
 MAX_ANSWER_TOKENS = 256
 
 
 def run_mesh(plan: MeshPlan, ask: str | None, console: Console) -> None:
     """Returns when it was told to stop and all processes have ended. Raises typer.Exit if one failed."""
+    try:
+        check_listens(plan.listens, plan.secret, insecure=plan.insecure)
+    except InvalidRequest as error:
+        typer.echo(f"meshnet: {error}", err=True)
+        raise typer.Exit(1) from None
     launcher = Launcher(plan, console)
     with sigterm_interrupts():
         try:
@@ -33,8 +42,8 @@ def run_mesh(plan: MeshPlan, ask: str | None, console: Console) -> None:
                 console.print()
             console.print(coverage_picture(topology, {}))
             if ask:
-                _ask(mesh, ask, console)
-            _how_to_go_on(mesh, launcher, console)
+                _ask(mesh, plan, ask, console)
+            _how_to_go_on(mesh, plan, launcher, console)
             launcher.wait()
         except KeyboardInterrupt:
             console.print("\nstopping")
@@ -52,15 +61,22 @@ def _invite(plan: MeshPlan, console: Console) -> None:
         return
     tracker = join_address(plan.advertise or (socket.gethostname() if host in WILDCARD_HOSTS else host), port)
     console.print(
-        f"Other machines join with\n  meshnet node --tracker {tracker} --listen 0.0.0.0:7710 --model ID=PATH\n",
+        f"Other machines join with\n  meshnet node --tracker {tracker} --listen 0.0.0.0:7710 --model ID=PATH "
+        f"{_security_options(plan) or '--insecure'}\n",
         markup=False,
         soft_wrap=True,
     )
 
 
-def _ask(mesh: RunningMesh, question: str, console: Console) -> None:
+def _security_options(plan: MeshPlan) -> str:
+    """As other commands of this mesh need them."""
+    return f"{TOKEN_FILE} {shlex.quote(str(plan.secret.path))}" if plan.secret else ""
+
+
+def _ask(mesh: RunningMesh, plan: MeshPlan, question: str, console: Console) -> None:
     console.print(f"[bold]{question}[/bold]")
-    answering = Answering(mesh.gateway_url, first_model(mesh.gateway_url), max_tokens=MAX_ANSWER_TOKENS)
+    model = first_model(mesh.gateway_url, plan.secret)
+    answering = Answering(mesh.gateway_url, model, max_tokens=MAX_ANSWER_TOKENS, secret=plan.secret)
     conversation = Conversation()
     conversation.ask(question)
     try:
@@ -70,16 +86,23 @@ def _ask(mesh: RunningMesh, question: str, console: Console) -> None:
     console.print()
 
 
-def _how_to_go_on(mesh: RunningMesh, launcher: Launcher, console: Console) -> None:
-    model = first_model(mesh.gateway_url)
+def _how_to_go_on(mesh: RunningMesh, plan: MeshPlan, launcher: Launcher, console: Console) -> None:
+    model = first_model(mesh.gateway_url, plan.secret)
     url, tracker = mesh.gateway_url, mesh.tracker_address
+    options = export = curl_header = grpcurl_header = ""
+    if plan.secret:
+        # Not in arguments: other users of a machine see command lines.
+        options = f" {_security_options(plan)}"
+        export = f"\n  export TOKEN=$(head -n 1 {shlex.quote(str(plan.secret.path))})"
+        curl_header = ' -H @<(echo "Authorization: Bearer $TOKEN")'
+        grpcurl_header = " -expand-headers -H 'authorization: Bearer ${TOKEN}'"
     console.print(
-        f"The mesh is up. In another terminal:\n\n"
-        f"  curl -N {url}/v1/chat/completions -H 'Content-Type: application/json' -d \\\n"
+        f"The mesh is up. In another terminal:\n{export}\n"
+        f"  curl -N {url}/v1/chat/completions -H 'Content-Type: application/json'{curl_header} -d \\\n"
         f"""    '{{"model": "{model}", "stream": true, "messages": [{{"role": "user", "content": "Say hello."}}]}}'\n"""
-        f"  meshnet chat --url {url}\n"
-        f"  meshnet status --tracker {tracker}\n"
-        f"  grpcurl -plaintext {tracker} meshnet.v1.Admin/GetCoverage\n\n"
+        f"  meshnet chat --url {url}{options}\n"
+        f"  meshnet status --tracker {tracker}{options}\n"
+        f"  grpcurl -plaintext{grpcurl_header} {tracker} meshnet.v1.Admin/GetCoverage\n\n"
         f"Logs are in {launcher.log_place}. Ctrl-C ends everything.",
         markup=False,
         soft_wrap=True,

@@ -72,7 +72,8 @@ class ApiError(Exception):
 
     @property
     def headers(self) -> dict[str, str]:
-        return {} if self.retry_after is None else {"Retry-After": str(max(1, math.ceil(self.retry_after)))}
+        headers = {} if self.retry_after is None else {"Retry-After": str(max(1, math.ceil(self.retry_after)))}
+        return headers | {"WWW-Authenticate": "Bearer"} if self.status == 401 else headers
 
 
 def error_object(message: str, status: int, *, code: str | None = None, param: str | None = None) -> dict[str, Any]:
@@ -81,6 +82,14 @@ def error_object(message: str, status: int, *, code: str | None = None, param: s
 
 def invalid(message: str, param: str | None = None, code: str | None = None) -> ApiError:
     return ApiError(400, message, param=param, code=code)
+
+
+def unauthenticated() -> ApiError:
+    message = (
+        "This gateway wants the token of its mesh: `Authorization: Bearer TOKEN`. Clients of the OpenAI API send it if "
+        "it is their api_key."
+    )
+    return ApiError(401, message, code="invalid_api_key")
 
 
 def from_mesh_error(error: MeshnetError) -> ApiError:

@@ -14,7 +14,8 @@ from werkzeug.exceptions import HTTPException
 
 from meshnet.errors import MeshnetError
 from services.gateway import routes_generation, routes_mesh, routes_models, routes_openapi, routes_tokenize
-from services.gateway.api_errors import ApiError, error_object, from_mesh_error
+from services.gateway.api_errors import ApiError, error_object, from_mesh_error, unauthenticated
+from services.gateway.authentication import shows_secret
 from services.gateway.config import GatewayConfig
 from services.gateway.metrics import Metrics
 from services.gateway.service import Service
@@ -45,16 +46,20 @@ def create_app(service: Service, config: GatewayConfig, created: int) -> Gateway
     app.register_blueprint(routes_generation.blueprint(service, config.stream_silence))
     app.register_blueprint(routes_tokenize.blueprint(service))
     app.register_blueprint(routes_openapi.blueprint())
-    app.register_blueprint(routes_mesh.blueprint(service))
-    _add_request_hooks(app, config.max_requests_in_flight, service.metrics)
+    app.register_blueprint(routes_mesh.blueprint(service, config.secret))
+    _add_request_hooks(app, config, service.metrics)
     _add_error_handlers(app)
     return app
 
 
-def _add_request_hooks(app: GatewayApp, max_requests: int, metrics: Metrics) -> None:
+def _add_request_hooks(app: GatewayApp, config: GatewayConfig, metrics: Metrics) -> None:
+    max_requests = config.max_requests_in_flight
+
     @app.before_request
     async def admit() -> None:
         g.request_id = str(uuid.uuid4())
+        if not (request.url_rule and request.url_rule.rule == routes_mesh.LIVENESS) and not shows_secret(config.secret):
+            raise unauthenticated()
         if request.method == "POST" and app.num_requests > max_requests:
             raise ApiError(429, f"This gateway already serves {max_requests} requests.", code="busy", retry_after=1.0)
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from meshnet.model_files import HubModel, ModelFiles
+from meshnet.security.shared_secret import SharedSecret
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,7 +16,8 @@ class GatewayConfig:
     `models` are the models whose tokenizer files are at hand. `request_timeout` bounds one whole generation,
     `resume_timeout` the time from a failure under it to its next token;
     `write_timeout` is how long a client may leave what it was sent unread; `stream_silence` how long nothing comes on a
-    stream before a comment is sent, with which a stream also begins if its first token is late.
+    stream before a comment is sent, with which a stream also begins if its first token is late. `secret`: to be shown
+    by clients and to the mesh, if any.
     """
 
     tracker: str
@@ -32,3 +34,4 @@ class GatewayConfig:
     shutdown_timeout: float = 1.0
     max_body_bytes: int = 16 * 1024 * 1024
     max_requests_in_flight: int = 512
+    secret: SharedSecret | None = None

@@ -23,11 +23,13 @@ from meshnet.errors import (
     NextHopTimeout,
     PositionMismatch,
     RouteNotReady,
+    Unauthenticated,
     UnknownModel,
     UnknownVocabulary,
     Unregistered,
     WrongLayers,
 )
+from meshnet.security.shared_secret import SharedSecret
 from meshnet.topology import Node, Topology
 from meshnet.v1 import inference_pb2_grpc, tracker_pb2, tracker_pb2_grpc
 from services.gateway.api_errors import ApiError, from_code
@@ -70,20 +72,23 @@ class _VocabularyWanted(Exception):
 class EntryChannel:
     """The channel to one entry node, and how many generations run over it."""
 
-    def __init__(self, address: str) -> None:
-        self.channel = rpc.channel(address)
+    def __init__(self, address: str, secret: SharedSecret | None) -> None:
+        self.channel = rpc.channel(address, secret)
         self.num_calls = 0
 
 
 class MeshClient:
     """Holds the channels to the tracker and to entry nodes. Belongs to one event loop."""
 
-    def __init__(self, tracker: str, request_timeout: float, resume_timeout: float = 60.0) -> None:
+    def __init__(
+        self, tracker: str, request_timeout: float, resume_timeout: float = 60.0, secret: SharedSecret | None = None
+    ) -> None:
         self.tracker = tracker
         self.topology: Topology | None = None
         self.tracker_connected = False
         self._request_timeout = request_timeout
         self._resume_timeout = resume_timeout
+        self._secret = secret
         self._channels: dict[str, EntryChannel] = {}
         self._turns = itertools.count()
         self._topology_changed = asyncio.Event()
@@ -91,7 +96,7 @@ class MeshClient:
 
     async def watch_topology(self) -> None:
         """Follows the topology for ever. While the tracker is away, the last one stays in use."""
-        async with rpc.channel(self.tracker) as channel:
+        async with rpc.channel(self.tracker, self._secret) as channel:
             stub = tracker_pb2_grpc.TrackerStub(channel)
             said = None
             while True:
@@ -230,7 +235,7 @@ class MeshClient:
             raise _translated(error, node) from error
 
     def _channel(self, node: Node) -> EntryChannel:
-        return self._channels.setdefault(node.grpc_address, EntryChannel(node.grpc_address))
+        return self._channels.setdefault(node.grpc_address, EntryChannel(node.grpc_address, self._secret))
 
     async def _call(self, node: Node, generation: Generation, deadline: float) -> AsyncGenerator[TokenEvent, None]:
         """Raises EntryNodeLost, ApiError or _VocabularyWanted."""
@@ -298,6 +303,9 @@ def no_topology(tracker: str) -> ApiError:
 def _translated(error: grpc.aio.AioRpcError, node: Node) -> Exception:
     """The one boundary where errors of gRPC become ours."""
     code = rpc.error_code(error)
+    if code == Unauthenticated.code:
+        # This gateway's client is not at fault, and another entry node may have the right tokens.
+        return _entry_node_failed(node, error.details() or code)
     if code is not None:
         wait = rpc.trailer(error, rpc.RETRY_AFTER_KEY)
         answer = from_code(code, error.details() or code, _seconds(wait))

@@ -20,6 +20,7 @@ _REFERENCE = "#/components/schemas/{model}"
 
 _ERRORS = {
     400: "The request is wrong: `param` names the field.",
+    401: "The mesh has a token, and the request does not show it.",
     404: "There is no such model. The message names those that there are.",
     408: "The body did not come in time.",
     413: "The body is too large.",
@@ -30,8 +31,8 @@ _ERRORS = {
     503: "The model cannot answer now: layers are missing, no route is ready, or the tracker was not heard yet.",
     504: "A node, or the whole generation, took too long.",
 }
-_READ = (503,)
-_WRITE = (400, 404, 408, 413, 415, 429, 500, 503)
+_READ = (401, 503)
+_WRITE = (400, 401, 404, 408, 413, 415, 429, 500, 503)
 _GENERATE = (*_WRITE, 502, 504)
 
 
@@ -68,10 +69,10 @@ OPERATIONS: Mapping[str, Operation] = {
     "/v1/models/{model_id}": Operation("get", "One model.", answers.Model, (404, *_READ), path_parameter="model_id"),
     "/tokenize": Operation("post", "The tokens of a text or a conversation.", answers.Tokens, _WRITE, TokenizeRequest),
     "/detokenize": Operation("post", "The text of tokens.", answers.Detokenized, _WRITE, DetokenizeRequest),
-    "/health": Operation("get", "Whether every model answers.", answers.Health, _READ),
+    "/health": Operation("get", "Whether every model answers.", answers.Health, (503,)),
     "/v1/mesh/coverage": Operation("get", "The coverage map.", answers.Coverage, _READ),
-    "/metrics": Operation("get", "What Prometheus scrapes.", None, content_type="text/plain"),
-    "/openapi.json": Operation("get", "This document.", None),
+    "/metrics": Operation("get", "What Prometheus scrapes.", None, (401,), content_type="text/plain"),
+    "/openapi.json": Operation("get", "This document.", None, (401,)),
 }
 
 

@@ -16,6 +16,8 @@ import typer
 from meshnet.addresses import join_address, split_address
 from meshnet.errors import InvalidRequest
 from meshnet.model_files import locate_models
+from meshnet.security.options import InsecureOption, SecretOption
+from meshnet.security.startup import check_listens
 from meshnet.service import configure_logging, exit_with_parent
 from services.gateway.app import create_app
 from services.gateway.config import GatewayConfig
@@ -70,16 +72,21 @@ def main(
             min=0.1,
         ),
     ] = 15.0,
+    secret: SecretOption = None,
+    insecure: InsecureOption = False,
 ) -> None:
     """The REST front of a mesh: the OpenAI API, tokenization and streaming."""
     try:
         configure_logging(log_level)
         host, port = split_address(listen)
         split_address(tracker)
+        check_listens({"--listen": listen}, secret, insecure=insecure)
         files = locate_models(model or (), models)
     except InvalidRequest as error:
         raise typer.BadParameter(str(error)) from error
-    config = GatewayConfig(tracker, host, port, files, request_timeout, resume_timeout, write_timeout, stream_silence)
+    config = GatewayConfig(
+        tracker, host, port, files, request_timeout, resume_timeout, write_timeout, stream_silence, secret=secret
+    )
     listener = _listen(host, port)
     asyncio.run(run(config, listener))
     # Without waiting for the threads: one may be in the middle of loading a tokenizer.
@@ -93,7 +100,7 @@ async def run(config: GatewayConfig, listener: socket.socket) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     exit_with_parent()
-    mesh = MeshClient(config.tracker, config.request_timeout, config.resume_timeout)
+    mesh = MeshClient(config.tracker, config.request_timeout, config.resume_timeout, config.secret)
     tokenizers = TokenizerStore(config.models)
     watching = asyncio.create_task(mesh.watch_topology())
     minding = asyncio.create_task(mesh.entry_watch.run())

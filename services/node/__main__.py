@@ -16,6 +16,8 @@ from meshnet.addresses import WILDCARD_HOSTS, split_address
 from meshnet.errors import InvalidRequest, MeshnetError
 from meshnet.model import ModelManifest, parse_quantizations
 from meshnet.model_files import HubModel, ModelFiles, local_models, locate_models
+from meshnet.security.options import InsecureOption, SecretOption
+from meshnet.security.startup import check_listens
 from meshnet.service import configure_logging, expected_error, run_process, run_until_stopped
 from meshnet.sizes import format_size, parse_size
 from meshnet.speculate import Speculate
@@ -147,6 +149,8 @@ def main(
         bool, typer.Option("--stub", help="No weights and no torch: answers zeros. For trying out large meshes.")
     ] = False,
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.", envvar="MESHNET_LOG_LEVEL")] = "info",
+    secret: SecretOption = None,
+    insecure: InsecureOption = False,
 ) -> None:
     """Lends this machine's memory to a mesh: loads the layers that the tracker assigns and runs them."""
     try:
@@ -171,12 +175,15 @@ def main(
             hub={i: model for i, model in files.items() if isinstance(model, HubModel)},
             device=device,
             threads=threads or psutil.cpu_count(logical=False) or 1,
+            secret=secret,
             stub=stub,
             tracker_node=tracker_node,
             resume_timeout=resume_timeout,
             compression=compression,
             speculate=speculate,
         )
+        listens = {"--listen": config.forward_listen, "--grpc-listen": config.grpc_listen}
+        check_listens(listens, secret, insecure=insecure)
         asyncio.run(run_until_stopped(_serve(config)))
     except (MeshnetError, OSError, RuntimeError, BaseExceptionGroup) as error:
         typer.echo(f"meshnet node: {expected_error(error)}", err=True)

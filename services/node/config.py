@@ -7,6 +7,7 @@ from pathlib import Path
 
 from meshnet.model import Quantization
 from meshnet.model_files import HubModel, ModelFiles
+from meshnet.security.shared_secret import SharedSecret
 from meshnet.speculate import Speculate
 from services.node.core.compression import Compression
 
@@ -35,6 +36,7 @@ class NodeConfig:
     hub: dict[str, HubModel] = field(default_factory=dict)
     device: str = "cpu"
     threads: int = 1
+    secret: SharedSecret | None = None
     stub: bool = False
     tracker_node: bool = False
     fetch: bool = False

@@ -23,6 +23,7 @@ from meshnet.errors import (
     NextHopTimeout,
     NotFinite,
     PositionMismatch,
+    Unauthenticated,
     UnknownModel,
     WireVersionMismatch,
     WrongLayers,
@@ -50,6 +51,8 @@ def error_headers(error: MeshnetError) -> dict[str, str]:
         headers[wire.CACHED_LENGTH] = str(error.cached_length)
     if isinstance(error, Busy):
         headers["Retry-After"] = str(math.ceil(error.retry_after))
+    if isinstance(error, Unauthenticated):
+        headers["WWW-Authenticate"] = "Bearer"
     if isinstance(error, HopFailure):
         headers[wire.FAILED_NODE] = error.node_id
     return headers

@@ -14,7 +14,8 @@ from aiohttp import web
 
 from meshnet import wire
 from meshnet.addresses import join_address, split_address
-from meshnet.errors import BadFrame, FrameTooLarge, InvalidRequest, MeshnetError
+from meshnet.errors import BadFrame, FrameTooLarge, InvalidRequest, MeshnetError, Unauthenticated
+from meshnet.security.shared_secret import HEADER
 from services.node.config import NodeConfig
 from services.node.fetching.mesh_weights import MeshWeights
 from services.node.file_server import FileServer
@@ -30,6 +31,8 @@ MAX_ECHO_BYTES = 1 << 20
 ECHO_TIMEOUT = 10.0
 # Of one connection. With aiohttp's own 64 KiB, the frames of a large model are stopped and started dozens of times.
 READ_BUFFER_BYTES = 1 << 20
+# What GET /health says to those who do not show the secret of the mesh.
+LIVENESS = ("status", "registered")
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -48,7 +51,8 @@ class HttpServer:
         self._frames = Frames(config.node_id, forwarding, config.max_frame_bytes)
         self._body_timeout = config.body_timeout
         self._health = health
-        app = web.Application(middlewares=[self._errors])
+        self._secret = config.secret
+        app = web.Application(middlewares=[self._errors, self._guard])
         app.router.add_post(FORWARD, self._take_frame)
         app.router.add_post(RETURNS + "{ticket}", self._take_frame)
         app.router.add_delete(SESSIONS + "{session}", self._free)
@@ -72,7 +76,7 @@ class HttpServer:
         host, port = split_address(listen)
         await self._runner.setup()
         assert self._runner.server, "it is set up"
-        self._server = FrameServer(self._frames, self._runner.server, self._body_timeout)
+        self._server = FrameServer(self._frames, self._runner.server, self._body_timeout, self._secret)
         return join_address(host, await self._server.start(host, port))
 
     async def stop(self) -> None:
@@ -108,7 +112,13 @@ class HttpServer:
         return web.Response(body=bytes(answer_bytes), content_type="application/octet-stream")
 
     async def _get_health(self, request: web.Request) -> web.Response:
-        return web.json_response(self._health())
+        health = self._health()
+        try:
+            self._check(request)
+        except Unauthenticated:
+            # Whether it lives is nobody's secret; what it does is.
+            health = {name: health[name] for name in LIVENESS if name in health}
+        return web.json_response(health)
 
     async def _read_body(self, request: web.Request, limit: int) -> bytes:
         if (request.content_length or 0) > limit:
@@ -125,6 +135,18 @@ class HttpServer:
         except TimeoutError:
             raise BadFrame(f"the body did not arrive within {self._body_timeout:g} s") from None
         return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+    @web.middleware
+    async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Before a body is read."""
+        if request.match_info.handler != self._get_health:
+            self._check(request)
+        return await handler(request)
+
+    def _check(self, request: web.Request) -> None:
+        """Raises Unauthenticated if there is a secret and the request does not show it."""
+        if self._secret:
+            self._secret.check(request.headers.get(HEADER))
 
     @web.middleware
     async def _errors(self, request: web.Request, handler: Handler) -> web.StreamResponse:

@@ -61,13 +61,14 @@ class NodeServer:
         self._shards = ShardTable()
         self._sessions = SessionTable()
         self._runner = Runner(executor, lambda works, seconds: self._measuring.observe(works, seconds))
-        self._tracker = TrackerClient(config.tracker_address, config.node_id, uuid.uuid4().hex)
+        self._tracker = TrackerClient(config.tracker_address, config.node_id, uuid.uuid4().hex, config.secret)
         self._agent = Agent(self._tracker, self.describe, list(manifests.values()))
         self._peers = Peers(
             lambda: self._agent.topology,
             config.compression,
             config.hop_timeout,
             lambda node_id: self._links.bytes_per_second(node_id),
+            config.secret,
         )
         self._forwarding = Forwarding(
             self._shards,
@@ -103,7 +104,7 @@ class NodeServer:
             config, manifests, self._forwarding, self._agent.report, loads, self._mesh_weights, self._agent.announce
         )
         self._http = HttpServer(config, self._forwarding, self.health, self._mesh_weights)
-        self._grpc = rpc.server()
+        self._grpc = rpc.server(config.secret)
         self.forward_address = self.grpc_address = ""
 
     async def start(self) -> None:
@@ -243,4 +244,4 @@ def _mesh_weights(
     root = config.weights_dir
     if root is None or not (config.fetches or hub):
         return None
-    return MeshWeights(root, config.node_id, config.site, topology, hub)
+    return MeshWeights(root, config.node_id, config.site, topology, hub, config.secret)

@@ -16,8 +16,10 @@ from meshnet.errors import (
     MeshnetError,
     NextHopFailed,
     NextHopTimeout,
+    Unauthenticated,
     WireVersionMismatch,
 )
+from meshnet.security.shared_secret import SharedSecret
 from meshnet.topology import Hop, Topology
 from meshnet.wire import FrameHeaders
 from services.node.core.compression import Compression, CompressionChoice
@@ -76,6 +78,7 @@ class Peers:
         compression: Compression,
         hop_timeout: float,
         link_rate: Callable[[str], float | None] = lambda _: None,
+        secret: SharedSecret | None = None,
     ) -> None:
         self._topology = topology
         self._compression = CompressionChoice(compression)
@@ -85,9 +88,9 @@ class Peers:
         self._owed = OwedFrees()
         self._under_way: set[_UnderWay] = set()
         self._used: dict[str, None] = {}
-        self._http = Client()
+        self._http = Client(secret)
         # A connection on which something else was asked for has left the server for frames.
-        self._http_for_others = Client()
+        self._http_for_others = Client(secret)
 
     async def close(self) -> None:
         await self._http.close()
@@ -270,7 +273,7 @@ class Peers:
         """Whether the node knows of it."""
         try:
             async with asyncio.timeout(FREE_TIMEOUT):
-                await self._http.request(
+                answer = await self._http.request(
                     "DELETE",
                     self._address(node_id),
                     SESSIONS + session,
@@ -280,7 +283,7 @@ class Peers:
                 )
         except (TimeoutError, BadAnswer, Unanswered, OSError, MeshnetError):
             return False
-        return True
+        return answer.status != Unauthenticated.status
 
     async def _pay(self, node_id: str) -> None:
         """Frees what could not be freed before, up to the first that cannot be now."""

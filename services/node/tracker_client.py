@@ -13,6 +13,7 @@ from meshnet import convert, rpc
 from meshnet.directive import Directive
 from meshnet.errors import InvalidRequest, MeshnetError, Unregistered
 from meshnet.model import ModelManifest
+from meshnet.security.shared_secret import SharedSecret
 from meshnet.topology import Node, Shard, Topology
 from meshnet.v1 import tracker_pb2, tracker_pb2_grpc
 from meshnet.wire import WIRE_VERSION
@@ -40,10 +41,10 @@ class TrackerUnreachable(MeshnetError):
 class TrackerClient:
     """Raises Unregistered, InvalidRequest or TrackerUnreachable from every call."""
 
-    def __init__(self, address: str, node_id: str, incarnation: str) -> None:
+    def __init__(self, address: str, node_id: str, incarnation: str, secret: SharedSecret | None = None) -> None:
         self.address = address
         self._node_id, self._incarnation = node_id, incarnation
-        self._channel = rpc.channel(address)
+        self._channel = rpc.channel(address, secret)
         self._stub = tracker_pb2_grpc.TrackerStub(self._channel)
 
     async def close(self) -> None:

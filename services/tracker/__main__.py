@@ -8,9 +8,11 @@ from typing import Annotated
 
 import typer
 
-from meshnet.addresses import split_address
+from meshnet.addresses import join_address, split_address
 from meshnet.errors import InvalidRequest
 from meshnet.model import KvPrecision
+from meshnet.security.options import InsecureOption, SecretOption
+from meshnet.security.startup import check_listens
 from meshnet.service import configure_logging, run_process, run_until_stopped
 from services.tracker.app import CannotListen, serve
 from services.tracker.config import Config
@@ -64,12 +66,15 @@ def main(
         ),
     ] = None,
     log_level: Annotated[str, typer.Option(envvar="MESHNET_LOG_LEVEL", help="debug, info, warning or error.")] = "info",
+    secret: SecretOption = None,
+    insecure: InsecureOption = False,
 ) -> None:
     """Knows who is in the mesh and who holds what, and decides who should hold what."""
     try:
         configure_logging(log_level)
         host, port = split_address(listen, DEFAULT_PORT)
-        config = Config(host, port, tuple(deploy or ()), kv_tokens, lease, heartbeat, suspect, state, kv)
+        check_listens({"--listen": join_address(host, port)}, secret, insecure=insecure)
+        config = Config(host, port, tuple(deploy or ()), kv_tokens, lease, heartbeat, suspect, state, kv, secret)
         asyncio.run(run_until_stopped(serve(config, _say_listening)))
     except (InvalidRequest, CannotListen, StoreFailed) as error:
         typer.echo(f"meshnet tracker: {error}", err=True)

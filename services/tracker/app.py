@@ -32,7 +32,7 @@ async def serve(config: Config, on_listening: Callable[[str], None]) -> None:
 
 
 async def _serve(config: Config, tracker: Tracker, on_listening: Callable[[str], None]) -> None:
-    server = rpc.server()
+    server = rpc.server(config.secret)
     tracker_pb2_grpc.add_TrackerServicer_to_server(TrackerServicer(tracker), server)
     admin_pb2_grpc.add_AdminServicer_to_server(AdminServicer(tracker), server)
     await rpc.add_reflection_and_health(server, "meshnet.v1.Tracker", "meshnet.v1.Admin")

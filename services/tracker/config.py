@@ -7,6 +7,7 @@ from pathlib import Path
 
 from meshnet.errors import InvalidRequest
 from meshnet.model import KvPrecision, check_model_id
+from meshnet.security.shared_secret import SharedSecret
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +26,7 @@ class Config:
     suspect_seconds: float | None = None
     state: Path | None = None
     kv_precision: KvPrecision = KvPrecision.BFLOAT16
+    secret: SharedSecret | None = None
 
     def __post_init__(self) -> None:
         for model_id in self.deploy:

@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 
 PROJECT = "meshnet-try"
 SERVICES = ("tracker-node", "node-a", "node-b")
+TOKEN_FILE = "/var/lib/meshnet/token"  # noqa: S105 (where it is)
 BUILD_SECONDS = 1800.0
 COMMAND_SECONDS = 120.0
 LOG_LINES = 40
@@ -70,6 +71,10 @@ class Engine:
             command = [self.name, "healthcheck", "run", self._container(service)]
             return subprocess.run(command, capture_output=True, timeout=COMMAND_SECONDS, check=False).returncode == 0
         return self._inspect(service, "{{.State.Health.Status}}") == "healthy"
+
+    def token(self) -> str:
+        """Of the mesh, which its clients need."""
+        return self._run([self.name, "exec", self._container("tracker-node"), "head", "-n", "1", TOKEN_FILE])
 
     def stop(self) -> dict[str, int]:
         """Asks all to end with SIGTERM; returns the exit codes by service. 137 means that one had to be killed."""

@@ -62,10 +62,12 @@ def _try_mesh(engine: Engine, models: Path) -> None:
     }
     with engine.mesh(environment):
         started = time.monotonic()
-        _wait("the mesh serves every layer", lambda: _is_served(url), READY_SECONDS)
+        _check_closed(url)
+        headers = {"Authorization": f"Bearer {engine.token()}"}
+        _wait("the mesh serves every layer", lambda: _is_served(url, headers), READY_SECONDS)
         _say(f"every layer is served after {time.monotonic() - started:.0f} s")
-        _check_layers(url)
-        _ask(url)
+        _check_layers(url, headers)
+        _ask(url, headers)
         for service in SERVICES:
             _wait(f"{service} is healthy", partial(engine.is_healthy, service), HEALTHY_SECONDS)
         _say("every health check passes")
@@ -75,14 +77,30 @@ def _try_mesh(engine: Engine, models: Path) -> None:
         _say("every container ended in time with code 0")
 
 
-def _is_served(url: str) -> bool:
-    health = _get(f"{url}/health")
+def _check_closed(url: str) -> None:
+    """Raises TrialFailed unless the gateway refuses who shows no token."""
+    _wait("the gateway answers", lambda: _status(f"{url}/v1/models") is not None, READY_SECONDS)
+    if (status := _status(f"{url}/v1/models")) != 401:
+        raise TrialFailed(f"without a token the gateway answered {status}")
+    _say("without a token the gateway answers 401")
+
+
+def _status(url: str) -> int | None:
+    """None if there is no answer yet."""
+    try:
+        return httpx.get(url, timeout=5.0, trust_env=False).status_code
+    except httpx.HTTPError:
+        return None
+
+
+def _is_served(url: str, headers: dict[str, str]) -> bool:
+    health = _get(f"{url}/health", headers)
     return health is not None and health["status"] == "ok" and MODEL_ID in health["models"]
 
 
-def _check_layers(url: str) -> None:
+def _check_layers(url: str, headers: dict[str, str]) -> None:
     """Raises TrialFailed unless each node holds its third and nothing else."""
-    coverage = _get(f"{url}/v1/mesh/coverage")
+    coverage = _get(f"{url}/v1/mesh/coverage", headers)
     if coverage is None:
         raise TrialFailed("the gateway does not tell the coverage map")
     held = {
@@ -94,7 +112,7 @@ def _check_layers(url: str) -> None:
         raise TrialFailed(f"each node must hold a third of the layers: {LAYERS}")
 
 
-def _ask(url: str) -> None:
+def _ask(url: str, headers: dict[str, str]) -> None:
     body = {
         "model": MODEL_ID,
         "messages": [{"role": "user", "content": QUESTION}],
@@ -102,7 +120,8 @@ def _ask(url: str) -> None:
         "max_tokens": 32,
     }
     try:
-        answer = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=ANSWER_SECONDS, trust_env=False)
+        address = f"{url}/v1/chat/completions"
+        answer = httpx.post(address, json=body, headers=headers, timeout=ANSWER_SECONDS, trust_env=False)
     except httpx.HTTPError as error:
         raise TrialFailed(f"the gateway did not answer the question: {error!r}") from error
     if answer.status_code != 200:
@@ -113,10 +132,10 @@ def _ask(url: str) -> None:
         raise TrialFailed(f"the answer does not name {ANSWER}")
 
 
-def _get(url: str) -> dict[str, Any] | None:
+def _get(url: str, headers: dict[str, str]) -> dict[str, Any] | None:
     """The JSON object at an address; None if there is no answer yet."""
     try:
-        answer = httpx.get(url, timeout=5.0, trust_env=False)
+        answer = httpx.get(url, headers=headers, timeout=5.0, trust_env=False)
         body: dict[str, Any] = answer.json()
     except (httpx.HTTPError, ValueError):
         return None

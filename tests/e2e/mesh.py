@@ -15,6 +15,10 @@ import grpc
 import httpx
 
 from meshnet import convert
+from meshnet.security.bearer import bearer
+from meshnet.security.grpc_signing import SignedChannel
+from meshnet.security.options import TOKEN_FILE
+from meshnet.security.shared_secret import SharedSecret
 from meshnet.topology import Topology
 from meshnet.v1 import inference_pb2, inference_pb2_grpc, tracker_pb2, tracker_pb2_grpc
 from tests.processes import RunningProcess, start, wait_until
@@ -54,6 +58,7 @@ class Mesh:
     tracker_options: Sequence[str] = ()
     tracker_front: str = ""
     """The address by which nodes and gateway know the tracker, if that is not its own."""
+    secret: SharedSecret | None = None
 
     def restart_tracker(self) -> None:
         """Starts a new tracker in the place of one that was killed."""
@@ -95,6 +100,7 @@ class Mesh:
                 self.tracker_front or self.tracker_address,
                 "--listen",
                 "127.0.0.1:0",
+                *_secret_options(self.secret),
                 *_model_options(self.models),
             ],
             re.compile(r"listening on (http://\S+)"),
@@ -117,6 +123,7 @@ class Mesh:
                 ),
                 *("--node-id", spec.node_id, "--vram", spec.vram, "--quantization", spec.quantization),
                 *("--threads", "1", *["--tracker-node"] * spec.tracker_node, *["--stub"] * spec.stub),
+                *_secret_options(self.secret),
                 *spec.options,
                 *_model_options(self.models if spec.models is None else spec.models),
             ],
@@ -125,8 +132,12 @@ class Mesh:
             prefix=spec.prefix,
         )
 
+    def channel(self, address: str) -> grpc.Channel:
+        opened = grpc.insecure_channel(address)
+        return SignedChannel(opened, self.secret) if self.secret else opened
+
     def topology(self) -> Topology:
-        with grpc.insecure_channel(self.tracker_address) as channel:
+        with self.channel(self.tracker_address) as channel:
             stub = tracker_pb2_grpc.TrackerStub(channel)
             request = tracker_pb2.GetTopologyRequest()
             # A tracker that was just restarted may be in the backoff of an earlier connection.
@@ -168,7 +179,7 @@ class Mesh:
     ) -> tuple[list[int], int]:
         """The same, and how many tokens of the prompt were reused."""
         entry = node_id or self.topology().entry_nodes(model_id)[0].node_id
-        with grpc.insecure_channel(self.nodes[entry].match[2]) as channel:
+        with self.channel(self.nodes[entry].match[2]) as channel:
             request = inference_pb2.GenerateRequest(
                 request_id=str(uuid.uuid4()),
                 model_id=model_id,
@@ -181,7 +192,8 @@ class Mesh:
             return tokens, sum(event.cached_tokens for event in events)
 
     def health(self, node_id: str) -> dict[str, Any]:
-        body: dict[str, Any] = httpx.get(f"http://{self.nodes[node_id].match[1]}/health", timeout=10).json()
+        url = f"http://{self.nodes[node_id].match[1]}/health"
+        body: dict[str, Any] = httpx.get(url, timeout=10, auth=bearer(self.secret)).json()
         return body
 
     def wait_until_idle(self) -> None:
@@ -213,15 +225,16 @@ def running_mesh(
     kv_tokens: int | None = None,
     gateway: bool = False,
     tracker_options: Sequence[str] = (),
+    secret: SharedSecret | None = None,
 ) -> Iterator[Mesh]:
-    """Starts tracker, nodes and perhaps a gateway; stops them all and requires clean exits."""
+    """Starts tracker, nodes and perhaps a gateway; stops them all and requires clean exits. `secret`: of them all."""
     options = [option for model_id in deploy for option in ("--deploy", model_id)]
     if kv_tokens:
         options += ["--kv-tokens", str(kv_tokens)]
-    options += tracker_options
+    options += [*_secret_options(secret), *tracker_options]
     tracker = _start_tracker("127.0.0.1:0", options)
     with contextlib.ExitStack() as stack:
-        mesh = Mesh(models, tracker, tracker.match[1], tracker_options=options)
+        mesh = Mesh(models, tracker, tracker.match[1], tracker_options=options, secret=secret)
         stack.push(mesh.exit_tracker)
         stack.callback(_stop_nodes, mesh)
         mesh.start_nodes(nodes)
@@ -241,6 +254,10 @@ def _is_ready(gateway_url: str) -> bool:
 def _start_tracker(listen: str, options: Sequence[str]) -> RunningProcess:
     arguments = ["-m", "services.tracker", "--listen", listen, *options]
     return start(arguments, re.compile(r"listening on (\S+)"), START_SECONDS)
+
+
+def _secret_options(secret: SharedSecret | None) -> list[str]:
+    return [TOKEN_FILE, str(secret.path)] if secret else []
 
 
 def _model_options(models: Sequence[str]) -> list[str]:

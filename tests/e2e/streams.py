@@ -28,9 +28,10 @@ class Streams:
         prompts: Sequence[Sequence[int]],
         num_tokens: int,
         on_token: Callable[[int, int], None] = lambda index, count: None,
+        api_key: str = "none",
     ) -> None:
         self._client = openai.OpenAI(
-            base_url=f"{gateway_url}/v1", api_key="none", max_retries=0, timeout=STREAM_SECONDS
+            base_url=f"{gateway_url}/v1", api_key=api_key, max_retries=0, timeout=STREAM_SECONDS
         )
         self._model_id = model_id
         self._num_tokens = num_tokens
@@ -97,9 +98,10 @@ def streams(
     prompts: Sequence[Sequence[int]],
     num_tokens: int,
     on_token: Callable[[int, int], None] = lambda index, count: None,
+    api_key: str = "none",
 ) -> Iterator[Streams]:
     """As Streams."""
-    clients = Streams(gateway_url, model_id, prompts, num_tokens, on_token)
+    clients = Streams(gateway_url, model_id, prompts, num_tokens, on_token, api_key)
     try:
         yield clients
     finally:

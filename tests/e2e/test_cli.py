@@ -79,6 +79,9 @@ def test_too_little_memory_is_said_with_what_to_do(tmp_path: Path) -> None:
         (["up", "--model", "/nowhere"], "does not exist"),
         (["up", "--model", "README.md"], "neither a directory"),
         (["status", "--tracker", "127.0.0.1:1"], "no tracker answers"),
+        (["status", "--token-file", "/nowhere"], "`meshnet token /nowhere` makes one"),
+        (["node", "--token-file", "/nowhere"], "`meshnet token /nowhere` makes one"),
+        (["token", "/nowhere/token"], "cannot write"),
         (["describe", "n", "--tracker", "127.0.0.1:1"], "no tracker answers"),
         (["directives", "--tracker", "127.0.0.1:1"], "no tracker answers"),
         (["plan", "--tracker", "127.0.0.1:1"], "no tracker answers"),
@@ -117,7 +120,7 @@ def test_mistakes_get_one_clear_line(arguments: list[str], hint: str) -> None:
     "command",
     [
         *("up", "tracker-node", "node", "tracker", "gateway", "status", "chat", "deploy", "undeploy", "drain", "evict"),
-        *("describe", "directives", "plan", "rebalance", "events"),
+        *("token", "describe", "directives", "plan", "rebalance", "events"),
     ],
 )
 def test_every_command_explains_itself(command: str) -> None:

@@ -59,13 +59,13 @@ def main() -> None:
             replace(
                 NodeSpec(node_id, room_for(2), tracker_node=node_id == "a"),
                 prefix=host.prefix,
-                options=("--listen", f"{host.address}:0"),
+                options=("--listen", f"{host.address}:0", "--insecure"),
             )
             for node_id, host in by_id.items()
         ]
         with running_mesh(
             [f"{MODEL}={weights}"], specs, kv_tokens=KV_TOKENS, gateway=True,
-            tracker_options=("--deploy", MODEL, "--listen", f"{SWITCH_ADDRESS}:0"),
+            tracker_options=("--deploy", MODEL, "--listen", f"{SWITCH_ADDRESS}:0", "--insecure"),
         ) as mesh:  # fmt: skip
             mesh.wait_for(served_twice, "the last layers are served twice")
             for both_ways in (False, True):

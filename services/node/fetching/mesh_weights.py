@@ -12,6 +12,7 @@ import httpx
 
 from meshnet.errors import BadFiles, LoadFailed
 from meshnet.model import LayerRange, ModelManifest
+from meshnet.security.shared_secret import SharedSecret
 from meshnet.topology import Node, Topology
 from services.node.fetching.fetcher import Fetcher, Progress
 from services.node.fetching.peer_source import PeerSource
@@ -33,12 +34,14 @@ class MeshWeights:
         site: str,
         topology: Callable[[], Topology],
         hub: Mapping[str, Source] = MappingProxyType({}),
+        secret: SharedSecret | None = None,
     ) -> None:
         self._root = root
         self._node_id = node_id
         self._site = site
         self._topology = topology
         self._hub = hub
+        self._secret = secret
         self._stopping = threading.Event()
         self._opening = threading.Lock()
         self._opened: dict[Path, FetchedModel] = {}
@@ -57,7 +60,7 @@ class MeshWeights:
 
         model_id, revision = manifest.model_id, manifest.revision
         # No redirects and no proxies: what is asked is a member of the mesh.
-        with make_client(follow_redirects=False) as client:
+        with make_client(follow_redirects=False, secret=self._secret) as client:
             fetcher = Fetcher(model_id, revision, lambda: self._sources(client, manifest), self._wait)
             model = self.find(model_id, revision)
             if model is None:

@@ -7,17 +7,21 @@ from collections.abc import Iterator, Mapping
 
 import httpx
 
+from meshnet.security.bearer import bearer
+from meshnet.security.shared_secret import SharedSecret
 from services.node.fetching.source import CONNECT_SECONDS, STALL_SECONDS, SourceFailed, longest_seconds
 
 MAX_ERROR_BYTES = 64 << 10
 MAX_REDIRECTS = 5
 
 
-def make_client(*, follow_redirects: bool, connections: int = 1) -> httpx.Client:
-    """Weights do not get smaller by compression, and ranges are of the bytes as they are."""
+def make_client(*, follow_redirects: bool, connections: int = 1, secret: SharedSecret | None = None) -> httpx.Client:
+    """Weights do not get smaller by compression, and ranges are of the bytes as they are. `secret`: of the mesh, for
+    what is asked of its members only."""
     return httpx.Client(
         timeout=httpx.Timeout(STALL_SECONDS, connect=CONNECT_SECONDS),
         headers={"Accept-Encoding": "identity"},
+        auth=bearer(secret),
         limits=httpx.Limits(max_connections=connections, max_keepalive_connections=connections),
         follow_redirects=follow_redirects,
         max_redirects=MAX_REDIRECTS,

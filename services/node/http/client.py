@@ -9,6 +9,7 @@ from collections import defaultdict
 from aiohappyeyeballs import start_connection
 
 from meshnet.addresses import split_address
+from meshnet.security.shared_secret import HEADER, SharedSecret
 from meshnet.wire import Buffer
 from services.node.http.connection import MAX_HEAD_BYTES, Connection
 from services.node.http.messages import Answer, AnswerHead, BadAnswer, format_request, parse_answer
@@ -25,9 +26,10 @@ class Unanswered(Exception):
 
 
 class Client:
-    """A pool of connections by address. One request at a time goes over each."""
+    """A pool of connections by address. One request at a time goes over each. `secret`: to be shown in each, if any."""
 
-    def __init__(self) -> None:
+    def __init__(self, secret: SharedSecret | None = None) -> None:
+        self._secret = secret
         self._idle: defaultdict[str, list[ClientConnection]] = defaultdict(list)
         self._open: set[ClientConnection] = set()
         self._sweep: asyncio.TimerHandle | None = None
@@ -48,6 +50,8 @@ class Client:
         The caller limits the time; a request that is given up ends its connection. Raises BadAnswer, Unanswered,
         OSError, and TimeoutError if there is no connection in time.
         """
+        if self._secret:
+            fields = {HEADER: self._secret.authorization, **fields}
         head = format_request(method, target, address, fields, memoryview(body).nbytes)
         if connection := self._take_idle(address):
             try:

@@ -8,7 +8,8 @@ from collections.abc import Callable
 from email.utils import formatdate
 from functools import lru_cache
 
-from meshnet.errors import BadFrame, MeshnetError
+from meshnet.errors import BadFrame, MeshnetError, Unauthenticated
+from meshnet.security.shared_secret import KEY, SharedSecret
 from services.node.frames import Admitted, EndOfSession, Frames
 from services.node.http.connection import READ_BYTES, Connection
 from services.node.http.messages import RequestHead, format_answer, parse_request
@@ -23,12 +24,19 @@ STOP_SECONDS = 1.0
 
 class FrameServer:
     """`other` makes the protocol of a connection on which something else than frames is asked for. A body, and an
-    answer, must have arrived within `body_seconds`."""
+    answer, must have arrived within `body_seconds`. `secret`: to be shown with each request, if any."""
 
-    def __init__(self, frames: Frames, other: Callable[[], asyncio.Protocol], body_seconds: float) -> None:
+    def __init__(
+        self,
+        frames: Frames,
+        other: Callable[[], asyncio.Protocol],
+        body_seconds: float,
+        secret: SharedSecret | None = None,
+    ) -> None:
         self.frames = frames
         self.other = other
         self.body_seconds = body_seconds
+        self.secret = secret
         self.connections: set[ServerConnection] = set()
         self._listener: asyncio.Server | None = None
 
@@ -97,7 +105,7 @@ class ServerConnection(Connection):
             self._admitted = self._admit(request)
         except MeshnetError as error:
             self._admitted = error
-            if request.num_bytes > READ_BYTES:
+            if request.num_bytes > (0 if isinstance(error, Unauthenticated) else READ_BYTES):
                 self._refuse_and_close(error)
                 return None
         return request.num_bytes
@@ -114,6 +122,8 @@ class ServerConnection(Connection):
         self._task = self._loop.create_task(self._answer(body))
 
     def _admit(self, request: RequestHead) -> Admitted | EndOfSession:
+        if self._server.secret:
+            self._server.secret.check(request.fields.get(KEY))
         admitted = self._server.frames.admit(request.target, request.fields)
         if request.num_bytes > admitted.max_bytes:
             raise BadFrame(

@@ -144,12 +144,13 @@ class _Server:
 
 
 class FakeEntryNode(inference_pb2_grpc.InferenceServicer):
-    """`requests` are the calls seen since they were last cleared."""
+    """`requests` are the calls seen since they were last cleared, `shown` what each call had as authorization."""
 
     def __init__(self, node_id: str) -> None:
         self.node_id = node_id
         self.script: Script = tokens()
         self.requests: list[inference_pb2.GenerateRequest] = []
+        self.shown: list[str] = []
         self.vocabularies: dict[str, inference_pb2.Vocabulary] = {}
         self._ended: set[str] = set()
         self._changed = threading.Condition()
@@ -166,6 +167,7 @@ class FakeEntryNode(inference_pb2_grpc.InferenceServicer):
         if request.HasField("grammar") and request.grammar.vocabulary_id not in self.vocabularies:
             call.fail(UnknownVocabulary("put it first"))
         self.requests.append(request)
+        self.shown.append(_shown(context))
         yield from self.script(request, call)
 
     def PutVocabulary(  # noqa: N802
@@ -209,6 +211,7 @@ class FakeMesh(tracker_pb2_grpc.TrackerServicer):
         self._changed = threading.Condition()
         self._topology: Topology | None = None
         self._stopped = False
+        self.shown: set[str] = set()
         self._server = _Server()
         self.address = self._server.address
         tracker_pb2_grpc.add_TrackerServicer_to_server(self, self._server.server)
@@ -245,6 +248,7 @@ class FakeMesh(tracker_pb2_grpc.TrackerServicer):
 
     def WatchTopology(self, request: Any, context: Any) -> Iterator[Any]:  # noqa: N802
         context.add_callback(self._wake)
+        self.shown.add(_shown(context))
         topology: Topology | None = None
         while (topology := self._newer(topology, context)) is not None:
             yield convert.update_to_proto(topology.update_since(None))
@@ -264,6 +268,10 @@ class FakeMesh(tracker_pb2_grpc.TrackerServicer):
 
     def GetTopology(self, request: tracker_pb2.GetTopologyRequest, context: Any) -> Any:  # noqa: N802
         return convert.topology_to_proto(self._topology or Topology())
+
+
+def _shown(context: Any) -> str:
+    return str(dict(context.invocation_metadata()).get("authorization", ""))
 
 
 def is_route(shard: Shard) -> bool:
