@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -34,6 +34,8 @@ from meshnet.security.grpc_guard import TokenGuard
 from meshnet.security.grpc_signing import SignedChannel
 from meshnet.security.shared_secret import SharedSecret
 
+T = TypeVar("T")
+
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 KEEPALIVE_MS = 20_000
 
@@ -57,6 +59,8 @@ CHANNEL_OPTIONS: Sequence[tuple[str, int]] = (
     # A peer that restarts is back in seconds, not after the default two minutes of backoff.
     ("grpc.max_reconnect_backoff_ms", 2_000),
     ("grpc.initial_reconnect_backoff_ms", 200),
+    # A new channel is a new connection, and not one of another channel, which may be what is wrong.
+    ("grpc.use_local_subchannel_pool", 1),
 )
 
 _STATUS: dict[type[MeshnetError], grpc.StatusCode] = {
@@ -159,6 +163,20 @@ def is_being_cancelled() -> bool:
     """
     task = asyncio.current_task()
     return task is None or task.cancelling() > 0
+
+
+class Garbled(MeshnetError):
+    """What came over gRPC is no message."""
+
+    code = "garbled"
+    status = 502
+
+
+def decoded(message: T | None) -> T:
+    """A message that a call has brought. Raises Garbled if it was changed on its way: grpc.aio makes None of that."""
+    if message is None:
+        raise Garbled("what came is no message of this protocol")
+    return message
 
 
 def error_code(error: grpc.aio.AioRpcError) -> str | None:

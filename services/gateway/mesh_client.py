@@ -96,23 +96,23 @@ class MeshClient:
 
     async def watch_topology(self) -> None:
         """Follows the topology for ever. While the tracker is away, the last one stays in use."""
-        async with rpc.channel(self.tracker, self._secret) as channel:
-            stub = tracker_pb2_grpc.TrackerStub(channel)
-            said = None
-            while True:
-                reason = await self._follow(stub)
-                if self.tracker_connected or reason != said:
-                    log.warning("waiting for the tracker at %s: %s", self.tracker, reason)
-                    said = reason
-                self.tracker_connected = False
-                await asyncio.sleep(RECONNECT_SECONDS)
+        said = None
+        while True:
+            # A connection of its own each time: one whose bytes were changed on their way may never recover.
+            async with rpc.channel(self.tracker, self._secret) as channel:
+                reason = await self._follow(tracker_pb2_grpc.TrackerStub(channel))
+            if self.tracker_connected or reason != said:
+                log.warning("waiting for the tracker at %s: %s", self.tracker, reason)
+                said = reason
+            self.tracker_connected = False
+            await asyncio.sleep(RECONNECT_SECONDS)
 
     async def _follow(self, stub: tracker_pb2_grpc.TrackerStub) -> str:
         """Follows one stream to its end; returns why it ended."""
         try:
             topology = Topology()
             async for message in stub.WatchTopology(tracker_pb2.WatchTopologyRequest()):
-                topology = topology.updated(convert.update_from_proto(message))
+                topology = topology.updated(convert.update_from_proto(rpc.decoded(message)))
                 self.set_topology(topology)
                 if not self.tracker_connected:
                     log.info("following the topology of the tracker at %s", self.tracker)
@@ -120,7 +120,7 @@ class MeshClient:
                 await self._close_unused_channels()
         except grpc.aio.AioRpcError as error:
             return str(error.details() or error.code().name)
-        except MeshnetError as error:
+        except (MeshnetError, ValueError, LookupError, TypeError) as error:
             return f"it sent a topology that makes no sense: {error}"
         except asyncio.CancelledError:
             if rpc.is_being_cancelled():
@@ -246,7 +246,7 @@ class MeshClient:
         try:
             with self.entry_watch.watched(node.grpc_address, channel.channel, call) as watched:
                 async for message in call:
-                    event = from_proto(message)
+                    event = from_proto(rpc.decoded(message))
                     yield event
                     if event.finish_reason is not None:
                         return
@@ -255,6 +255,8 @@ class MeshClient:
             if rpc.error_code(error) == UnknownVocabulary.code:
                 raise _VocabularyWanted from None
             raise _translated(error, node) from error
+        except rpc.Garbled as error:
+            raise _entry_node_failed(node, f"its answer was changed on its way: {error}") from error
         except asyncio.CancelledError:
             if rpc.is_being_cancelled():
                 raise

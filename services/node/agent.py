@@ -63,6 +63,7 @@ class Agent:
                 log.warning("%s; serving goes on, registering again", lost)
             self.registered.clear()
             on_parted()
+            await self._tracker.reconnect()
             await asyncio.sleep(RETRY_SECONDS)
 
     def announce(self) -> None:
@@ -102,6 +103,7 @@ class Agent:
                 if not said:
                     log.warning("waiting for the tracker at %s: %s", self._tracker.address, error)
                     said = True
+                await self._tracker.reconnect()
                 await asyncio.sleep(RETRY_SECONDS)
             else:
                 log.info("registered with the tracker at %s", self._tracker.address)

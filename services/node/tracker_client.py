@@ -44,8 +44,17 @@ class TrackerClient:
     def __init__(self, address: str, node_id: str, incarnation: str, secret: SharedSecret | None = None) -> None:
         self.address = address
         self._node_id, self._incarnation = node_id, incarnation
-        self._channel = rpc.channel(address, secret)
+        self._secret = secret
+        self._connect()
+
+    def _connect(self) -> None:
+        self._channel = rpc.channel(self.address, self._secret)
         self._stub = tracker_pb2_grpc.TrackerStub(self._channel)
+
+    async def reconnect(self) -> None:
+        """Over a new connection. One whose bytes were changed on their way may answer pings for ever and no calls."""
+        await self.close()
+        self._connect()
 
     async def close(self) -> None:
         await self._channel.close(grace=None)
@@ -59,7 +68,7 @@ class TrackerClient:
             newest_plan_version=newest_plan_version,
         )
         with self._translated_errors():
-            answer = await self._stub.Register(request, timeout=CALL_TIMEOUT)
+            answer = rpc.decoded(await self._stub.Register(request, timeout=CALL_TIMEOUT))
         refused = {model.model_id: model.reason for model in answer.refused_models}
         return Lease(answer.lease_seconds, answer.heartbeat_seconds, refused)
 
@@ -114,14 +123,14 @@ class TrackerClient:
             async for message in self._stub.WatchDirectives(
                 tracker_pb2.WatchDirectivesRequest(node_id=self._node_id, incarnation=self._incarnation)
             ):
-                yield convert.directive_from_proto(message)
+                yield convert.directive_from_proto(rpc.decoded(message))
 
     async def topologies(self) -> AsyncIterator[Topology]:
         """Topology snapshots until the stream breaks. Raises TopologyGap if an update was missed."""
         topology = Topology()
         with self._translated_errors():
             async for message in self._stub.WatchTopology(tracker_pb2.WatchTopologyRequest()):
-                topology = topology.updated(convert.update_from_proto(message))
+                topology = topology.updated(convert.update_from_proto(rpc.decoded(message)))
                 yield topology
 
     @contextmanager
@@ -131,6 +140,8 @@ class TrackerClient:
             yield
         except grpc.aio.AioRpcError as error:
             raise self._error(error) from error
+        except (rpc.Garbled, ValueError, LookupError, TypeError) as error:
+            raise TrackerUnreachable(f"tracker {self.address} sent what makes no sense: {error}") from error
         except asyncio.CancelledError:
             if rpc.is_being_cancelled():
                 raise

@@ -24,6 +24,7 @@ class ScriptedTracker:
     error: MeshnetError
     address: str = "scripted"
     registrations: int = 0
+    connections: int = 1
     newest_plan_versions: list[int] = field(default_factory=list)
     fail: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -32,6 +33,9 @@ class ScriptedTracker:
         self.newest_plan_versions.append(newest_plan_version)
         self.fail.clear()
         return Lease(10.0, 60.0, {"m": "another revision"})
+
+    async def reconnect(self) -> None:
+        self.connections += 1
 
     async def heartbeat(self, node: Node) -> None:
         await self.fail.wait()
