@@ -163,7 +163,8 @@ async def test_a_request_of_a_stranger_is_not_read(address: str, echo: Echo) -> 
     async with rpc.channel(address) as channel:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await channel.stream_unary(f"/{SERVICE}/stream_unary")(endless(), timeout=30)
-    assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
+    # A client of grpc.aio that is sending in the very moment may say that it could not, and not why.
+    assert caught.value.code() in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.INTERNAL)
     assert sent < 100
     assert echo.calls == 0
 
