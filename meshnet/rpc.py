@@ -34,6 +34,7 @@ from meshnet.security.grpc_guard import TokenGuard
 from meshnet.security.grpc_signing import SignedChannel
 from meshnet.security.shared_secret import SharedSecret
 
+M = TypeVar("M")
 T = TypeVar("T")
 
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
@@ -172,11 +173,15 @@ class Garbled(MeshnetError):
     status = 502
 
 
-def decoded(message: T | None) -> T:
-    """A message that a call has brought. Raises Garbled if it was changed on its way: grpc.aio makes None of that."""
+def decoded(message: M | None, make: Callable[[M], T]) -> T:
+    """What `make` makes of a message that a call has brought. Raises Garbled if that was changed on its way: grpc.aio
+    makes None of what is no message, and what is one may make no sense."""
     if message is None:
         raise Garbled("what came is no message of this protocol")
-    return message
+    try:
+        return make(message)
+    except (ValueError, LookupError, TypeError) as error:
+        raise Garbled(f"what came means nothing: {error}") from error
 
 
 def error_code(error: grpc.aio.AioRpcError) -> str | None:

@@ -10,11 +10,14 @@ import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import grpc
 import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from meshnet.tasks_by_key import TasksByKey
 
 LATE_SECONDS = 1.0
 MUTE_SECONDS = 3.0
@@ -53,18 +56,15 @@ class EntryWatch:
 
     async def run(self) -> None:
         """For ever."""
-        checks: dict[str, asyncio.Task[None]] = {}
+        checks = TasksByKey[str]()
         try:
             while True:
                 await asyncio.sleep(WATCH_SECONDS)
-                checks = {address: check for address, check in checks.items() if not check.done()}
                 late = asyncio.get_running_loop().time() - LATE_SECONDS
                 for call in [call for call in self._calls if call.heard_at < late]:
-                    if call.address not in checks:
-                        checks[call.address] = asyncio.create_task(self._check(call.address, call.channel))
+                    checks.start(call.address, partial(self._check, call.address, call.channel))
         finally:
-            for check in checks.values():
-                check.cancel()
+            checks.cancel()
 
     async def _check(self, address: str, channel: grpc.aio.Channel) -> None:
         """Raises nothing. Whatever is answered, it is there."""

@@ -112,7 +112,7 @@ class MeshClient:
         try:
             topology = Topology()
             async for message in stub.WatchTopology(tracker_pb2.WatchTopologyRequest()):
-                topology = topology.updated(convert.update_from_proto(rpc.decoded(message)))
+                topology = topology.updated(rpc.decoded(message, convert.update_from_proto))
                 self.set_topology(topology)
                 if not self.tracker_connected:
                     log.info("following the topology of the tracker at %s", self.tracker)
@@ -120,7 +120,7 @@ class MeshClient:
                 await self._close_unused_channels()
         except grpc.aio.AioRpcError as error:
             return str(error.details() or error.code().name)
-        except (MeshnetError, ValueError, LookupError, TypeError) as error:
+        except MeshnetError as error:
             return f"it sent a topology that makes no sense: {error}"
         except asyncio.CancelledError:
             if rpc.is_being_cancelled():
@@ -246,7 +246,7 @@ class MeshClient:
         try:
             with self.entry_watch.watched(node.grpc_address, channel.channel, call) as watched:
                 async for message in call:
-                    event = from_proto(rpc.decoded(message))
+                    event = rpc.decoded(message, from_proto)
                     yield event
                     if event.finish_reason is not None:
                         return

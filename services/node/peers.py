@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from meshnet import wire
 from meshnet.errors import (
@@ -20,6 +21,7 @@ from meshnet.errors import (
     WireVersionMismatch,
 )
 from meshnet.security.shared_secret import SharedSecret
+from meshnet.tasks_by_key import TasksByKey
 from meshnet.topology import Hop, Topology
 from meshnet.wire import FrameHeaders
 from services.node.core.compression import Compression, CompressionChoice
@@ -203,21 +205,17 @@ class Peers:
     async def watch(self) -> None:
         """For ever: asks hops that owe an answer for long whether they are there, and ends all that waits for one that
         is mute. Who works on a frame says so at once, however long that takes. Also frees what could not be freed."""
-        tasks: dict[tuple[str, str], asyncio.Task[None]] = {}
+        tasks = TasksByKey[tuple[str, str]]()
         try:
             while True:
                 await asyncio.sleep(WATCH_SECONDS)
-                tasks = {key: task for key, task in tasks.items() if not task.done()}
                 now = time.monotonic()
                 for node_id in {each.hop for each in self._under_way if each.since < now - LATE_SECONDS}:
-                    if ("alive", node_id) not in tasks:
-                        tasks["alive", node_id] = asyncio.create_task(self._check_alive(node_id))
+                    tasks.start(("alive", node_id), partial(self._check_alive, node_id))
                 for node_id in self._owed.due(self._topology().nodes, now):
-                    if ("owed", node_id) not in tasks:
-                        tasks["owed", node_id] = asyncio.create_task(self._pay(node_id))
+                    tasks.start(("owed", node_id), partial(self._pay, node_id))
         finally:
-            for task in tasks.values():
-                task.cancel()
+            tasks.cancel()
 
     async def _check_alive(self, node_id: str) -> None:
         """Raises nothing."""

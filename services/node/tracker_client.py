@@ -68,9 +68,7 @@ class TrackerClient:
             newest_plan_version=newest_plan_version,
         )
         with self._translated_errors():
-            answer = rpc.decoded(await self._stub.Register(request, timeout=CALL_TIMEOUT))
-        refused = {model.model_id: model.reason for model in answer.refused_models}
-        return Lease(answer.lease_seconds, answer.heartbeat_seconds, refused)
+            return rpc.decoded(await self._stub.Register(request, timeout=CALL_TIMEOUT), _lease)
 
     async def heartbeat(self, node: Node) -> None:
         request = tracker_pb2.HeartbeatRequest(
@@ -123,14 +121,14 @@ class TrackerClient:
             async for message in self._stub.WatchDirectives(
                 tracker_pb2.WatchDirectivesRequest(node_id=self._node_id, incarnation=self._incarnation)
             ):
-                yield convert.directive_from_proto(rpc.decoded(message))
+                yield rpc.decoded(message, convert.directive_from_proto)
 
     async def topologies(self) -> AsyncIterator[Topology]:
         """Topology snapshots until the stream breaks. Raises TopologyGap if an update was missed."""
         topology = Topology()
         with self._translated_errors():
             async for message in self._stub.WatchTopology(tracker_pb2.WatchTopologyRequest()):
-                topology = topology.updated(convert.update_from_proto(rpc.decoded(message)))
+                topology = topology.updated(rpc.decoded(message, convert.update_from_proto))
                 yield topology
 
     @contextmanager
@@ -140,7 +138,7 @@ class TrackerClient:
             yield
         except grpc.aio.AioRpcError as error:
             raise self._error(error) from error
-        except (rpc.Garbled, ValueError, LookupError, TypeError) as error:
+        except rpc.Garbled as error:
             raise TrackerUnreachable(f"tracker {self.address} sent what makes no sense: {error}") from error
         except asyncio.CancelledError:
             if rpc.is_being_cancelled():
@@ -154,3 +152,8 @@ class TrackerClient:
         if error.code() == grpc.StatusCode.INVALID_ARGUMENT:
             return InvalidRequest(error.details() or "the tracker refused the message")
         return TrackerUnreachable(f"tracker {self.address}: {error.code().name}: {error.details()}")
+
+
+def _lease(answer: tracker_pb2.RegisterResponse) -> Lease:
+    refused = {model.model_id: model.reason for model in answer.refused_models}
+    return Lease(answer.lease_seconds, answer.heartbeat_seconds, refused)
